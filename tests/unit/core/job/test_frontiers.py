@@ -7,17 +7,19 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from small_jobs import small_job
 from underclock.arrays import Ints
-from underclock.core.job.stage_profiles import stage_profiles
+from underclock.core.job.stage_profiles import stage_profiles, with_profiles
 from underclock.core.model.costs import Costs
 from underclock.core.planning.clock_changes import Rules
-from underclock.core.step.cost_table import CostTable, Heat
+from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_cap import PowerCap, settle
 from underclock.core.step.power_capped_step import at_scale_of_auto
 from underclock.errors import DataError
-from underclock.records import AUTO, Clocks, Closure, Kernel, Pass
-from underclock.records.job import InstructionKind, Profile, ProfileRow
+from underclock.records import AUTO, Clocks, Closure, Kernel, Pass, Segment
+from underclock.records.job import InstructionKind, Job, Profile, ProfileRow
 from underclock.records.latencies import LatencyTable
 
 FORWARD, BACKWARD, OPTIMIZER = (
@@ -113,30 +115,6 @@ def test_an_instruction_costs_what_its_launches_do() -> None:
     assert any("measured alone" in each for each in found.warnings)
 
 
-def test_a_clock_that_a_kernel_lacks_is_no_row_of_its_instruction_only() -> None:
-    table = table_of(STEP)
-    table.time_s[0, 1] = table.energy_j[0, 1] = math.inf
-    found = stage_profiles(table, order_of(table)).profiles
-    assert [row.core_mhz for row in found[FORWARD].rows] == [900, 1500, 1800, None]
-    assert len(found[BACKWARD].rows) == 5
-    assert auto(found[FORWARD]).core_mhz is None
-
-
-def test_what_belongs_to_no_pass_counts_where_it_runs() -> None:
-    passes = {**PASSES, "o": Pass.COMMUNICATION}
-    table = table_of({**STEP, "o": 2}, passes)
-    order = [k for k in order_of(table) if k != 4]
-    found = stage_profiles(table, [4, *order, 4])
-    each_s = table.time_s[4, -1] / 2
-    assert auto(found.profiles[FORWARD]).time_s == pytest.approx(
-        table.time_s[:2, -1].sum() + each_s
-    )
-    assert auto(found.profiles[BACKWARD]).time_s == pytest.approx(
-        table.time_s[2:4, -1].sum() + each_s
-    )
-    assert any("collectives" in each for each in found.warnings)
-
-
 def drawn(risk: Costs, kernels: Ints, at: Ints) -> float:
     """Return the deviation of a sum's logarithm against auto's, all logarithms drawn together."""
     random, (k, _, columns) = np.random.default_rng(1), risk.moves[0].shape
@@ -175,13 +153,6 @@ def test_errors_of_kernels_are_those_of_their_sum_drawn_together() -> None:
     assert found.rows[1].energy_error_j == pytest.approx(2.0 * narrow.energy_error_j)
 
 
-def test_what_the_cap_holds_is_auto_and_as_sure() -> None:
-    table = under_cap(table_of(STEP), 250.0)
-    found = stage_profiles(table, order_of(table), risk_of(table)).profiles[BACKWARD]
-    assert (found.rows[-2].core_mhz, found.rows[-2].time_error_s) == (CORES[-1], 0.0)
-    assert found.rows[0].time_error_s > 0.0
-
-
 @pytest.mark.parametrize("latency_s", [0.0, 5e-3, 1.0])
 @pytest.mark.parametrize("limit_w", [math.inf, 250.0])
 def test_clocks_inside_save_more_than_mixing_and_every_stretch_lasts(
@@ -213,35 +184,6 @@ def test_clocks_inside_save_more_than_mixing_and_every_stretch_lasts(
     assert (many > 0) == (latency_s < 1.0)
 
 
-def test_clocks_inside_that_save_next_to_nothing_are_left_away() -> None:
-    alike = table_of({"a": 6, "b": 3, "c": 3})
-    slower = np.array([1800 / core for core in (*CORES, CORES[-1])])
-    for k, off in enumerate((1.0, 1.002)):
-        alike.time_s[k] = 6e-3 * (0.5 * off * slower + 0.5)
-        alike.energy_j[k] = alike.time_s[k] * (100.0 + 250.0 / slower**3)
-    found = stage_profiles(alike, order_of(alike), None, rules(0.0)).profiles[FORWARD]
-    assert not any(row.inside for row in found.rows)
-
-
-def test_where_the_fastest_clock_is_the_cheapest_too_it_is_all_there_is() -> None:
-    table = table_of(STEP)
-    table.energy_j[:] = 300.0 * table.time_s
-    found = stage_profiles(table, order_of(table), None, rules(0.0)).profiles[BACKWARD]
-    assert not any(row.inside for row in found.rows)
-
-
-def test_what_runs_inside_costs_the_sum_of_its_stretches() -> None:
-    table = table_of(STEP)
-    order = order_of(table)
-    found = stage_profiles(table, order, None, rules(8e-3)).profiles[BACKWARD]
-    launched = [k for k in order if k in {2, 3}]
-    for row in (row for row in found.rows if row.inside):
-        clocks = [each.clocks for each in row.inside for _ in range(each.launches)]
-        at = launched, [table.settings.index(each) for each in clocks]
-        assert row.time_s == pytest.approx(table.launches.time_s[at].sum())
-        assert row.energy_j == pytest.approx(table.launches.energy_j[at].sum())
-
-
 def test_auto_is_the_step_as_measured_and_the_highest_clock_saves_nothing_against_it() -> None:
     table = under_cap(table_of(STEP), 250.0, closure=0.98)
     found = stage_profiles(table, order_of(table)).profiles
@@ -255,30 +197,6 @@ def test_auto_is_the_step_as_measured_and_the_highest_clock_saves_nothing_agains
         assert lowest.time_s == pytest.approx(table.time_s[kernels, 0].sum())
         assert lowest.energy_j is not None
         assert lowest.energy_j / lowest.time_s < 250.0
-
-
-def test_a_long_instruction_is_capped_by_itself() -> None:
-    table = table_of(STEP, launch_s=0.5)
-    table.energy_j[:2] *= 0.5  # a forward that draws half, seconds long
-    capped = under_cap(table, 250.0)
-    found = stage_profiles(capped, order_of(capped)).profiles
-    assert auto(found[FORWARD]).time_s == pytest.approx(table.time_s[:2, -2].sum(), rel=1e-3)
-    assert auto(found[BACKWARD]).time_s > 1.02 * table.time_s[2:, -2].sum()
-
-
-def test_a_step_that_draws_less_is_cooler_inside_too() -> None:
-    table = under_cap(table_of(STEP), 400.0)
-    heat = Heat(c_per_w=0.1, w_per_c=np.full(len(table.settings), 0.5))
-    warm = dataclasses.replace(table, heat=heat)
-    order = order_of(table)
-    cold = stage_profiles(table, order, None, rules(0.0)).profiles[FORWARD]
-    found = stage_profiles(warm, order, None, rules(0.0)).profiles[FORWARD]
-    assert (found.rows[0].energy_j or 0.0) < (cold.rows[0].energy_j or 0.0)
-    assert auto(found).energy_j == auto(cold).energy_j
-    by_clocks = {row.inside: row.energy_j or 0.0 for row in cold.rows if row.inside}
-    both = [row for row in found.rows if row.inside in by_clocks]
-    assert both
-    assert all((row.energy_j or 0.0) < by_clocks[row.inside] for row in both)
 
 
 @pytest.mark.parametrize("lacking", [Pass.FORWARD, Pass.BACKWARD])
@@ -299,6 +217,55 @@ def test_several_microbatches_in_a_step_are_refused() -> None:
     assert "one microbatch" in refused.value.hint
 
 
-def test_clocks_inside_need_the_order_of_launches() -> None:
-    with pytest.raises(DataError, match="the order in which"):
-        stage_profiles(table_of(STEP), (), None, rules(6e-3))
+def timed(time_s: float) -> Profile:
+    return Profile(rows=(ProfileRow(time_s=time_s, energy_j=None),), auto=0)
+
+
+def costed(time_s: float) -> Profile:
+    """Return a profile with a slower clock, and with clocks that change inside."""
+    inside = tuple(Segment(launches=1, core_mhz=core, mem_mhz=None) for core in (900, 1200))
+    slow = ProfileRow(
+        core_mhz=900,
+        time_s=1.5 * time_s,
+        energy_j=20.0,
+        time_error_s=0.1,
+        energy_error_j=2.0,
+    )
+    return Profile(
+        rows=(slow, ProfileRow(time_s=time_s, energy_j=30.0), replace(slow, inside=inside)), auto=1
+    )
+
+
+def traced(**more: Profile) -> Job:
+    names = {"forward": timed(1.0), "backward": timed(2.0), **more}
+    given = {f"stage {at} {name}": each for at in range(2) for name, each in names.items()}
+    return small_job(microbatches=2, given=given)
+
+
+def stages(forward_s: float = 1.0) -> dict[str, Profile]:
+    return {
+        f"stage {at} {name}": costed(time_s)
+        for at in range(2)
+        for name, time_s in (("forward", forward_s), ("backward", 2.0))
+    }
+
+
+def test_at_auto_an_instruction_takes_what_was_traced() -> None:
+    job = with_profiles(traced(), stages(forward_s=0.8))
+    assert job.has_energy
+    slow, auto, inside = job.profiles["stage 1 forward"].rows
+    assert (slow.time_s, auto.time_s, inside.time_s) == pytest.approx((1.5, 1.0, 1.5))
+    assert slow.energy_j == inside.energy_j == pytest.approx(25.0)
+    assert (slow.time_error_s, slow.energy_error_j) == pytest.approx((0.125, 2.5))
+    assert inside.inside
+    assert job.profiles["stage 0 backward"] == costed(2.0)
+    assert [words.split(" takes")[0] for words in job.warnings] == [
+        "stage 0 forward",
+        "stage 1 forward",
+    ]
+
+
+def test_a_microbatch_of_no_profile_is_refused() -> None:
+    profiles = {name: each for name, each in stages().items() if name != "stage 1 backward"}
+    with pytest.raises(DataError, match="no profile of 'stage 1 backward', which was traced"):
+        with_profiles(traced(), profiles)

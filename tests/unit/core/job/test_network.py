@@ -7,8 +7,9 @@ from job_costs import slack_s
 from small_jobs import at_auto, fixed, job_of_ranks, small_job
 from underclock.arrays import Floats
 from underclock.core.job.network import Network, network_of
+from underclock.core.job.tables import auto_clocks, timeline
 from underclock.errors import DataError
-from underclock.records.job import InstructionKind, Job, Wait
+from underclock.records.job import Held, InstructionKind, Job, Wait
 
 SEND, RECEIVE = InstructionKind.SEND, InstructionKind.RECEIVE
 
@@ -25,12 +26,6 @@ def test_a_receiver_waits_for_its_sender_and_the_lag() -> None:
     assert net.iteration_s(taken_s) == 3.5
     assert net.blocked_s(taken_s).tolist() == [2.5, 1.25]
     assert slack_s(net, taken_s).tolist() == [0.0, 1.25, 0.0]
-
-
-def test_of_two_waits_for_one_the_longer_counts() -> None:
-    waits = (Wait(1, 0, 0, 0, 0.5), Wait(1, 0, 0, 0, 0.75))
-    net, taken_s = network(job_of_ranks((fixed(1.0),), (fixed(1.0),), waits=waits))
-    assert net.iteration_s(taken_s) == 2.75
 
 
 def test_what_meets_begins_when_the_last_is_there_and_ends_together() -> None:
@@ -85,12 +80,21 @@ def test_a_circle_is_refused_and_named() -> None:
         network_of(job)
 
 
-def test_what_waits_for_a_circle_is_in_none() -> None:
-    job = job_of_ranks(
-        (fixed(1.0), fixed(1.0)),
-        (fixed(1.0),),
-        (fixed(1.0),),
-        waits=(Wait(0, 0, 1, 0), Wait(1, 0, 2, 0), Wait(2, 0, 1, 0)),
-    )
-    with pytest.raises(DataError, match=r"of rank [12] is in it"):
-        network_of(job)
+def test_spans_at_auto_are_the_network_s() -> None:
+    job = small_job(stages=2, microbatches=2, transfer_s=(0.05,))
+    net, taken_s = network_of(job), at_auto(job)
+    spans = timeline(job, auto_clocks(job))
+    assert [span.begins_s for span in spans] == pytest.approx(list(net.begins_s(taken_s)))
+    assert [span.ends_s for span in spans] == pytest.approx(list(net.ends_s(taken_s)))
+    assert {span.core_mhz for span in spans if span.has_profile} == {1400}
+    assert {span.core_mhz for span in spans if not span.has_profile} == {None}
+    assert spans[0].what == "forward of microbatch 0"
+
+
+def test_an_instruction_at_two_clocks_is_two_spans() -> None:
+    job = small_job(stages=1, microbatches=1)
+    spans = timeline(job, ((Held(0, 2, 0.5), Held(2)),))
+    assert [span.core_mhz for span in spans] == [1000, 1400, 1400]
+    first, second, third = spans
+    assert first.ends_s == second.begins_s == pytest.approx(0.5 * 0.1 * 1.4)
+    assert second.ends_s == third.begins_s == pytest.approx(0.5 * 0.1 * 1.4 + 0.05)

@@ -7,24 +7,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from job_costs import instruction_costs, job_cost
-from small_jobs import fixed, job_of_ranks, profile, profiles, small_job
+from job_costs import job_cost
+from small_jobs import fixed, job_of_ranks, profile, small_job
 from underclock.core.job.monte_carlo import Scatter
 from underclock.core.job.planning import JobGoal, plan_job
-from underclock.core.job.relaxation import hull
 from underclock.core.job.tables import RowChoice, auto_clocks, table_of
 from underclock.errors import DataError, UsageError
 from underclock.records import TOLERANCE, Segment, Strategy
 from underclock.records.choices import Cost, Status
 from underclock.records.job import (
     Held,
-    Instruction,
-    InstructionKind,
     Job,
     JobPlan,
     Profile,
     ProfileRow,
-    Rank,
     Waiting,
 )
 
@@ -155,18 +151,6 @@ def test_more_freedom_is_never_worse_and_what_is_promised_is_what_clocks_cost(
         assert cost.time_s == pytest.approx(plan.promise.time_s)
 
 
-def test_what_is_too_short_to_change_clocks_for_has_the_clock_before() -> None:
-    job = uneven(4)
-    short = plan_job(job, JobGoal(max_slowdown=0.05, min_dwell_s=0.15, points=2))
-    none = plan_job(job, JobGoal(max_slowdown=0.05, min_dwell_s=5.0, points=2))
-
-    for rank, held in zip(job.ranks, short.clocks, strict=True):
-        for before, after, each in zip(held, held[1:], rank.instructions[1:], strict=False):
-            assert each.kind != "forward" or after == before
-    assert all(len(set(held)) == 1 for held in none.clocks)
-    assert short.arm("direction").cost == short.arm("rank").cost
-
-
 def drawn(seed: int, stages: int) -> Job:
     """As many microbatches as stages of drawn lengths, at five clocks."""
     rng = np.random.default_rng(seed)
@@ -178,27 +162,6 @@ def drawn(seed: int, stages: int) -> Job:
         for kind, time_s in (("forward", 0.1), ("backward", 0.2))
     }
     return small_job(stages=stages, microbatches=stages, given=given)
-
-
-def test_rows_are_given_room_where_some_instructions_are_short() -> None:
-    job = drawn(8, 4)
-    free, late = (
-        plan_job(job, JobGoal(max_slowdown=0.05, latency_s=each, points=2)) for each in (0.0, 0.1)
-    )
-
-    assert free.promise.energy_j <= late.promise.energy_j < 0.97 * free.arms[0].cost.energy_j  # type: ignore[union-attr]
-    assert late.promise.time_change <= 0.05 + 1e-9
-
-
-@pytest.mark.untraced
-def test_paths_are_added_until_none_is_too_long() -> None:
-    job = drawn(15, 3)
-    plan = plan_job(job, JobGoal(max_slowdown=0.1, points=2))
-    arm = plan.arm("direction")
-
-    assert arm.time_change is not None
-    assert arm.time_change <= 0.1 + 1e-9
-    assert changes_j(plan)[-1] < changes_j(plan)[0] - 0.05
 
 
 @pytest.mark.untraced
@@ -233,30 +196,6 @@ def test_less_latency_is_never_worse_where_boards_differ() -> None:
 
     assert fast.promise.energy_j <= slow.promise.energy_j
     assert slow.promise.energy_change < -0.05
-
-
-def test_more_rows_are_never_worse() -> None:
-    few = {name: profile(each.rows[-1].time_s) for name, each in profiles(2).items()}
-    more = {
-        name: profile(each.rows[-1].time_s, clocks=(1000, 1100, 1200, 1300, 1400))
-        for name, each in profiles(2).items()
-    }
-    plans = [
-        plan_job(small_job(given=each), JobGoal(max_slowdown=0.02, points=2))
-        for each in (few, more)
-    ]
-
-    assert plans[1].promise.energy_j <= plans[0].promise.energy_j + 1e-9
-
-
-def test_equal_replicas_take_as_many_times_the_energy_in_the_same_time() -> None:
-    one, two = (
-        plan_job(uneven(data=data), JobGoal(max_slowdown=0.02, points=2)) for data in (1, 2)
-    )
-
-    assert two.promise.energy_j == pytest.approx(2.0 * one.promise.energy_j)
-    assert two.promise.time_s == pytest.approx(one.promise.time_s)
-    assert two.clocks[:2] == two.clocks[2:] == one.clocks
 
 
 def test_clocks_inside_instructions_are_an_arm_of_their_own() -> None:
@@ -350,100 +289,3 @@ def test_waiting_is_counted_at_the_clock_that_is_held() -> None:
 
     assert cost.energy_j == pytest.approx(plan.promise.energy_j)
     assert all(a >= b - 1e-12 for a, b in pairwise(changes_j(plan)))
-
-
-def test_rows_that_a_lower_clock_beats_are_left_out_and_said() -> None:
-    def worse(each: Profile) -> Profile:
-        top = each.rows[-1]
-        same = ProfileRow(core_mhz=1500, time_s=top.time_s, energy_j=1.1 * (top.energy_j or 0.0))
-        slower = msgspec.structs.replace(same, core_mhz=1600, time_s=1.2 * top.time_s)
-        return msgspec.structs.replace(each, rows=(*each.rows, same, slower))
-
-    job = uneven()
-    made = {name: worse(each) for name, each in job.profiles.items()}
-    plan = plan_job(
-        msgspec.structs.replace(job, profiles=made), JobGoal(max_slowdown=0.05, points=2)
-    )
-
-    assert plan.promise == plan_job(job, JobGoal(max_slowdown=0.05, points=2)).promise
-    assert len(plan.warnings) == 1
-    assert plan.warnings[0].startswith("2 of 5 rows left out of stage 0 forward, stage 0 backward")
-
-
-def test_a_hull_has_the_corners_that_are_cheaper_the_slower() -> None:
-    time_s = np.array([1.0, 1.0 + 1e-12, 1.5, 2.0, 3.0, np.inf])
-    cost_j = np.array([5.0, 4.9, 4.5, 3.0, 3.5, 0.0])
-
-    assert hull(time_s, cost_j).tolist() == [0, 3]
-
-
-def test_ranks_that_only_wait_and_streams_beside_the_first_are_counted() -> None:
-    job = uneven()
-    first, second = job.ranks
-    aside = Instruction(kind=InstructionKind.COLLECTIVE, time_s=0.2, power_w=150.0, stream=1)
-    beside = Instruction(kind=InstructionKind.OTHER, profile="stage 0 forward", stream=1)
-    busy = msgspec.structs.replace(
-        first, instructions=(first.instructions[0], aside, *first.instructions[1:], beside)
-    )
-    idle = Rank(stage=2, waiting=first.waiting, instructions=(fixed(0.1), fixed(0.1, power_w=80.0)))
-    copies = Rank(stage=3, waiting=first.waiting, instructions=(aside,))
-    lone = Rank(stage=4, waiting=first.waiting, instructions=(second.instructions[0],))
-    lone = msgspec.structs.replace(
-        lone, instructions=(Instruction(kind=InstructionKind.OTHER, profile="stage 0 forward"),)
-    )
-    moved = tuple(
-        msgspec.structs.replace(
-            wait,
-            instruction=wait.instruction + (wait.rank == 0 < wait.instruction),
-            on_instruction=wait.on_instruction + (wait.on_rank == 0 < wait.on_instruction),
-        )
-        for wait in job.waits
-    )
-    made = msgspec.structs.replace(
-        job, ranks=(busy, second, idle, copies, lone), waits=moved, warnings=("as given",)
-    )
-    plan = plan_job(made, JobGoal(max_slowdown=0.1, points=2))
-    late = plan_job(made, JobGoal(max_slowdown=0.1, latency_s=0.001, points=2))
-    time_s, energy_j = instruction_costs(made, plan.clocks)
-    end_s = plan.promise.time_s
-    stream = np.array([each.stream for rank in made.ranks for each in rank.instructions])
-    waited_s = 5 * end_s - time_s[stream == 0].sum()
-
-    assert plan.promise.energy_j == pytest.approx(energy_j.sum() + 50.0 * waited_s)
-    assert energy_j[1] == pytest.approx(0.2 * 100.0)
-    assert plan.clocks[0][-1] in {Held(row) for row in range(3)}
-    assert plan.clocks[2] == (None, None)
-    assert plan.clocks[4] == late.clocks[4] == (Held(0),)
-    assert plan.warnings == ("as given",)
-    assert late.promise.energy_j >= plan.promise.energy_j
-    stays = plan_job(made, JobGoal(max_slowdown=0.1, min_dwell_s=0.15, points=2))
-    assert stays.promise.energy_j >= plan.promise.energy_j
-
-
-def test_a_rank_waits_at_the_clock_before_or_where_it_communicates_at_the_one_after() -> None:
-    waiting = tuple(
-        Waiting(core_mhz=mhz, power_w=mhz / 20.0 if mhz else 90.0) for mhz in (1000, 1400, None)
-    )
-
-    def energy_j(transfer_s: float) -> float:
-        job = small_job(microbatches=1, transfer_s=(transfer_s,) if transfer_s else ())
-        ranks = tuple(msgspec.structs.replace(rank, waiting=waiting) for rank in job.ranks)
-        job = msgspec.structs.replace(job, ranks=ranks)
-        ends = iter((Held(0), Held(2), Held(2), Held(0)))
-        clocks = tuple(
-            tuple(None if each.profile is None else next(ends) for each in rank.instructions)
-            for rank in job.ranks
-        )
-        own_j = sum(
-            (job.profiles[each.profile].rows[held.row].energy_j or 0.0)
-            for rank, row in zip(job.ranks, clocks, strict=True)
-            for each, held in zip(rank.instructions, row, strict=True)
-            if each.profile and held
-        )
-        return job_cost(job, clocks).energy_j - own_j
-
-    # Forward and backward of rank 0 take 0.14 and 0.2 s, of rank 1 0.12 and 0.322 s.
-    assert energy_j(0.0) == pytest.approx(0.442 * 50.0 + 0.34 * 50.0)
-    transferred = energy_j(0.01)
-    # Rank 0 waits at 1400 MHz from its forward to its backward, rank 1 at 1400 and then 1400 MHz.
-    assert transferred == pytest.approx((0.442 + 0.02) * 70.0 + (0.14 + 0.01) * 70.0 + 0.21 * 70.0)

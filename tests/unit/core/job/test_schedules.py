@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from small_jobs import GPU, WAITING, at_auto, profile, profiles, small_job
+from small_jobs import at_auto, profile, profiles, small_job
 from underclock.core.job.network import network_of
-from underclock.core.job.schedules import SCHEDULES, Layout, pipeline
+from underclock.core.job.schedules import SCHEDULES, Layout
 from underclock.errors import DataError, UsageError
 from underclock.records.job import InstructionKind, Job
 
@@ -62,24 +62,6 @@ def test_zero_bubble_waits_less_than_1f1b_with_as_many_in_flight() -> None:
         assert held.max() <= 4
 
 
-def test_backwards_are_halved_where_nothing_is_known_of_weights() -> None:
-    job = small_job("zero-bubble", 2, 2)
-    row, half = profiles(2)["stage 1 backward"].rows[0], job.profiles["stage 1 weights"].rows[0]
-    assert (half.time_s, half.energy_j) == (row.time_s / 2, (row.energy_j or 0.0) / 2)
-    assert job.profiles["stage 1 backward"] == job.profiles["stage 1 weights"]
-    assert "half of each backward" in job.warnings[0]
-
-
-def test_chunks_share_their_rank_s_stage_where_none_has_its_own() -> None:
-    job = small_job("interleaved", 2, 2, profiles(2), chunks=2)
-    assert "one of 2 even parts" in job.warnings[0]
-    whole = profiles(2)["stage 0 forward"].rows[0].time_s
-    assert job.profiles["stage 0 forward"].rows[0].time_s == whole / 2
-    own = small_job("interleaved", 2, 2, profiles(4), chunks=2)
-    assert not own.warnings
-    assert {"stage 3 forward", "stage 2 backward"} <= own.profiles.keys()
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 2), (2, 2), (4, 4), (3, 6)])
 def test_every_stage_takes_every_microbatch_once_and_nobody_waits_for_ever(
@@ -103,12 +85,6 @@ def test_transfers_hold_both_sides_up_and_cross_at_once() -> None:
     network_of(small_job("gpipe", 4, 3, transfer_s=(0.1,)))
 
 
-def test_elsewhere_transfers_only_take_their_time() -> None:
-    job = small_job("interleaved", 3, 3, chunks=2, transfer_s=(0.1, 0.4))
-    assert {wait.lag_s for wait in job.waits} == {0.1, 0.4}
-    assert {wait.lag_s for wait in small_job(stages=3).waits} == {0.0}
-
-
 def test_loads_recomputation_optimizer_and_sums_of_gradients_are_instructions() -> None:
     given = profiles(2) | {f"stage {s} recompute": profile(0.1) for s in range(2)}
     given |= {f"stage {s} optimizer": profile(0.05) for s in range(2)}
@@ -117,13 +93,6 @@ def test_loads_recomputation_optimizer_and_sums_of_gradients_are_instructions() 
     assert drawn(job, 1) == "F0 R0 B0 C O"
     meetings = [rank.instructions[-2].meeting for rank in job.ranks]
     assert meetings[0] == meetings[2] != meetings[1] == meetings[3]
-
-
-def test_ranks_of_a_stage_wait_for_all_of_the_stage_before() -> None:
-    job = small_job("1f1b", 2, 1, tensor=2)
-    assert [rank.place for rank in job.ranks] == [(s, 0, t, 0) for t in range(2) for s in range(2)]
-    forward_waits = {(w.rank, w.on_rank) for w in job.waits if w.instruction == 0}
-    assert forward_waits == {(1, 0), (1, 2), (3, 0), (3, 2)}
 
 
 def test_what_cannot_be_laid_out_is_refused() -> None:
@@ -141,15 +110,3 @@ def test_what_cannot_be_laid_out_is_refused() -> None:
         Layout(stages=2, microbatches=1, load_s=-1.0)
     with pytest.raises(UsageError, match="2 transfer times for 3 boundaries"):
         Layout(stages=4, microbatches=1, transfer_s=(0.1, 0.2))
-
-
-def test_stages_may_draw_differently_while_they_wait() -> None:
-    job = pipeline(
-        "gpipe",
-        Layout(stages=1, microbatches=1),
-        profiles(1),
-        waiting={0: WAITING},
-        gpu=GPU,
-        workload="x",
-    )
-    assert job.ranks[0].waiting == WAITING

@@ -1,14 +1,15 @@
 """Which mix brings a kernel to a clock, and which heaters a step has."""
 
-import math
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steered_gpu import (
-    BOOST_MHZ,
     GPU,
     HOT,
     KERNELS,
@@ -17,24 +18,26 @@ from steered_gpu import (
     SHAPE,
     WARM_C,
     Synthetic,
-    campaign,
     takes_s,
 )
 from underclock.core.design import Wanted
 from underclock.core.steering import IDLING, SteeringAgenda
-from underclock.core.steering.agenda import variance_in
 from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.mixing import (
     METER_S,
     DrawAtClock,
     MixConditions,
+    launch_clocks,
     mix_at,
     next_thinned,
+    spin_mhz,
+    spread_out,
     thinned,
 )
+from underclock.core.step.power_cap import coload_moves_clock, is_uneven
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import ALONE, Clocks, Mix, SampleSet, ThrottleReason
+from underclock.records import ALONE, Clocks, Mix, SampleSet, ThrottleReason, Window
 
 
 def _bench(gpu: Synthetic, **more: object) -> MixConditions:
@@ -121,36 +124,6 @@ def test_a_capped_kernel_idles_longer_until_it_holds_its_clock_or_hardly_runs() 
         assert next_thinned(alone, idle, [msgspec.structs.replace(tried, **done)]) is None
 
 
-def test_a_step_that_needs_little_coload_meets_it_more_often_than_the_cap_looks() -> None:
-    gpu = Synthetic(noise=0.0)
-    bench = _bench(gpu)
-    of_step = bench.limit_w - 5.0
-    mix = mix_at(1900.0, [DrawAtClock(1900.0, of_step, 1e-3)], bench)
-
-    assert mix is not None
-    assert mix.hot >= 1
-    assert mix.launches * 1e-3 < mix.hot * 0.1
-
-
-def test_a_power_of_which_little_is_known_steers_nothing() -> None:
-    gpu = Synthetic(noise=0.0)
-    bench = _bench(gpu)
-    sure = _seen("tiny", 1980.0)
-    unsure = [sure[0]._replace(core_mhz=1600.0, power_w=3.0 * sure[0].power_w, spread=0.2)]
-
-    alone = bench.expected(sure, 1700.0).power_w
-    assert bench.expected(sure + unsure, 1700.0).power_w == pytest.approx(alone, rel=0.1)
-    assert bench.expected(unsure, 1700.0).power_w > 2.0 * alone
-
-
-def test_a_long_step_has_many_heaters() -> None:
-    mix = mix_at(1700.0, [DrawAtClock(1750.0, 650.0, 0.2)], _bench(Synthetic()), most_launches=1)
-
-    assert mix is not None
-    assert mix.launches == 1
-    assert mix.hot > 10
-
-
 def _slow(steered: SampleSet, times: float) -> SampleSet:
     """Return the first looks at a step that takes so many times longer, and co-load."""
     slow = tuple(
@@ -187,41 +160,91 @@ def test_a_long_step_has_its_coload_between_launches(steered: SampleSet) -> None
         assert mix.idle_s >= mix.pieces * METER_S
 
 
-def test_coload_that_was_never_measured_tells_nothing() -> None:
-    bench = _bench(Synthetic())
-    own = _seen("copy", 1700.0)[0]
-    mix = Mix(launches=4, hot=1)
-
-    assert variance_in(mix, own, bench) < 0.1
-    nobody = CoLoad.of([], SHAPE, 1.0)
-    assert math.isinf(variance_in(mix, own, replace(bench, coload=nobody)))
+_LONG = [1e-3] * 200  # a step of 0.2 s
 
 
-def test_a_step_of_seconds_has_no_heaters(steered: SampleSet) -> None:
-    samples = _slow(steered, 1e3)
-    metered = next(s for s in samples.mixed if not s.kernel and s.mix == ALONE)
-    for _ in range(2):
-        wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
-        assert wanted is not None
-        sample = msgspec.structs.replace(metered, mix=wanted.mix, idle_s=wanted.mix.idle_s)
-        samples = msgspec.structs.replace(samples, windows=(*samples.windows, sample))
-    wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
-
-    assert wanted is not None
-    assert not wanted.kernel
-    assert (wanted.mix.hot, wanted.mix.idle_s > 0) == (0, True)
+def _periods_s(mix: Mix, launches_s: list[float], hot_s: float) -> list[float]:
+    """Return how long a piece of co-load and the launches before it take."""
+    piece_s = (mix.hot * hot_s + mix.idle_s) / mix.pieces
+    return [
+        sum(launches_s[begin:end]) + piece_s for begin, end in itertools.pairwise((0, *mix.after))
+    ]
 
 
 @pytest.mark.untraced
-def test_kernels_are_not_thinned_out_to_a_peak_that_the_heater_showed() -> None:
-    held, free = (
-        campaign(Synthetic(seed=7, noise=0.0, peak_w=peak_w)) for peak_w in (950.0, math.inf)
+@given(
+    st.lists(st.floats(1e-6, 5e-3), min_size=60, max_size=300),
+    st.integers(0, 200),
+    st.floats(0.0, 0.3),
+)
+def test_coload_is_even_in_time_and_hardly_more_or_less(
+    launches_s: list[float], hot: int, idle_s: float
+) -> None:
+    if not (hot or idle_s):
+        return
+    asked = Mix(hot=hot, idle_s=idle_s)
+    mix = spread_out(asked, launches_s, 1.6e-3)
+    if mix.pieces == 1:
+        return
+
+    assert abs(mix.hot - hot) <= mix.pieces / 2
+    assert mix.idle_s >= max(idle_s, mix.pieces * METER_S)
+    assert mix.after[-1] == len(launches_s)
+    periods_s = _periods_s(mix, launches_s, 1.6e-3)
+    mean_s = sum(periods_s) / len(periods_s)
+    assert max(abs(period_s - mean_s) for period_s in periods_s) <= 2 * max(launches_s)
+
+
+@pytest.mark.parametrize("mix", [Mix(hot=40), Mix(hot=261), Mix(idle_s=0.1), Mix(idle_s=METER_S)])
+def test_no_stretch_of_40_ms_is_without_coload(mix: Mix) -> None:
+    found = spread_out(mix, _LONG, 1.6e-3)
+
+    assert found.pieces >= 8
+    assert max(_periods_s(found, _LONG, 1.6e-3)) < 0.04
+    assert found.hot == pytest.approx(mix.hot, rel=0.05)
+
+
+def _step(mix: Mix, time_s: float = 0.3, kernel: str = "", **more: object) -> Window:
+    fields: dict[str, object] = {"kernel_s": (1e-3,), "core_spread_mhz": 0.0} | more
+    return Window(
+        kernel=kernel,
+        mix=mix,
+        core_mhz=1700.0,
+        time_s=time_s,
+        energy_j=1.0,
+        window_s=1.0,
+        **fields,  # type: ignore[arg-type]
     )
 
-    def highest_mhz(samples: SampleSet) -> float:
-        return max(s.at_mhz for s in samples.mixed if s.kernel == "product")
 
-    assert highest_mhz(free) == BOOST_MHZ
-    assert highest_mhz(held) < 1800.0
-    bench = SteeringAgenda.of(held, SHAPE).conditions
-    assert bench.peak_w == pytest.approx(950.0, rel=0.01)
+def test_coload_that_comes_often_leaves_one_clock() -> None:
+    at_end, often = Mix(hot=6), Mix(hot=6, after=(50, 100, 150))
+
+    assert is_uneven(_step(at_end))
+    assert not is_uneven(_step(often, time_s=0.29))
+    assert is_uneven(_step(often, time_s=0.31))
+    assert not is_uneven(_step(at_end, kernel="a"))
+    thin, lock = Mix(idle_s=0.2), Clocks(core_mhz=1900)
+    assert not is_uneven(_step(thin, kernel="a", asked=lock))
+    # The lock did not hold in launches, and idling ran at it: neither's clock is known.
+    assert is_uneven(_step(thin, kernel="a", asked=lock, core_spread_mhz=40.0))
+    assert [coload_moves_clock(mix) for mix in (at_end, Mix(), Mix(idle_s=1.5e-3))] == [
+        True,
+        False,
+        True,
+    ]
+    assert not coload_moves_clock(Mix(idle_s=1.5e-3, after=(1, 2)))  # it only tells the clock
+
+
+def test_each_launch_runs_at_the_clock_of_the_idling_around_it() -> None:
+    mix = Mix(idle_s=3 * METER_S, after=(2, 4, 5))
+    late_s = 9e-7
+    took_s = [METER_S * 2000.0 / mhz + late_s for mhz in (1500.0, 1600.0, 1800.0)]
+
+    clocks = launch_clocks(mix, took_s, 2000.0, 6)
+    assert clocks == pytest.approx((1650.0, 1650.0, 1550.0, 1550.0, 1700.0, 1650.0))
+    mean_mhz = spin_mhz(mix, sum(took_s), 2000.0)
+    assert mean_mhz == pytest.approx(3 / sum(1 / mhz for mhz in (1500.0, 1600.0, 1800.0)))
+    short = Mix(idle_s=METER_S, after=(2, 4, 5))
+    assert launch_clocks(short, [METER_S / 3] * 3, 2000.0, 6) == ()
+    assert spin_mhz(short, METER_S, 2000.0) is None

@@ -1,17 +1,15 @@
 """Steering campaigns on a GPU made of physics alone."""
 
-import itertools
-
 import msgspec
 import numpy as np
 import pytest
 
+from made_up_mixes import STEP_KERNELS, made_mix, made_step
 from steered_gpu import (
     BOOST_MHZ,
     GPU,
     KERNELS,
     MEM_MHZ,
-    ORDER,
     SHAPE,
     WARM_C,
     Synthetic,
@@ -21,18 +19,16 @@ from steered_gpu import (
 from underclock.core.design import Wanted
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import rows_of
-from underclock.core.model.sample_sets import joined_sets
 from underclock.core.steering import (
     SteeringAgenda,
     clock_range,
-    first_measurements,
     steering_notes,
 )
 from underclock.core.steering.mixing import METER_S
 from underclock.core.steering.subtract import step_draws, subtract_coload
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import ALONE, Clocks, Mix, SampleSet, Window
-from windows import having
+from underclock.records import ALONE, Evidence, GpuInfo, Mix, SampleSet
+from windows import gathered
 
 
 @pytest.mark.slow
@@ -83,36 +79,6 @@ def test_what_comes_next_follows_from_what_is_on_file() -> None:
         assert (wanted.kernel, wanted.mix) == (whole.mixed[cut].kernel, whole.mixed[cut].mix)
 
 
-def test_without_a_heater_only_idling_steers() -> None:
-    gpu = Synthetic(seed=1)
-    samples = gpu.samples(order=ORDER)
-    for _ in range(20):
-        wanted = SteeringAgenda.of(samples, SHAPE, heater=False).next(takes_s, 0.003)
-        assert wanted is not None
-        assert wanted.mix.hot == 0
-        samples = gpu.with_one(samples, Wanted(*wanted))
-
-
-def test_the_step_runs_over_the_whole_reach(steered: SampleSet) -> None:
-    steps = sorted(s.at_mhz for s in steered.mixed if not s.kernel and s.kernel_s)
-
-    assert steps[0] < 1620.0
-    assert steps[-1] == BOOST_MHZ
-    assert max(b - a for a, b in itertools.pairwise(steps)) < 150.0
-
-
-def test_a_step_that_never_runs_whole_is_steered_kernel_by_kernel() -> None:
-    samples = campaign(Synthetic(), order=())
-
-    assert not samples.in_situ
-    assert {s.kernel for s in samples.mixed} == {"", *KERNELS}
-    assert not any(s.kernel_s for s in samples.mixed if not s.kernel)
-    found = estimate(samples)
-    assert found.can.any(axis=1).all()
-    cores = [clocks.core_mhz or 0 for clocks in found.posterior.settings]
-    assert (clock_range(samples) or (0.0,))[0] - 15.0 < min(cores) < max(cores) == BOOST_MHZ
-
-
 @pytest.mark.slow
 def test_a_gpu_that_never_reaches_its_cap_is_measured_at_boost() -> None:
     samples = campaign(Synthetic(limit_w=5000.0))
@@ -124,23 +90,6 @@ def test_a_gpu_that_never_reaches_its_cap_is_measured_at_boost() -> None:
     assert "nothing steers this GPU" in sentence
     assert "power limit (5000 W)" in sentence
     assert sentence in fit.costs.table.warnings
-
-
-@pytest.mark.slow
-def test_samples_at_held_clocks_lift_the_limits_of_steering(steered: SampleSet) -> None:
-    held = Window(kernel="copy", asked=Clocks(core_mhz=900), time_s=7e-4, energy_j=0.2)
-    both = having(steered, samples=(*steered.samples, held))
-
-    assert clock_range(both) is None
-    assert steering_notes(both) == ()
-    assert Clocks(core_mhz=600) in estimate(both).posterior.settings
-
-
-def test_what_was_measured_at_held_clocks_steers_nothing(steered: SampleSet) -> None:
-    held = Synthetic().run(Wanted("copy", Mix(idle_s=0.001)), asked=Clocks(core_mhz=2100))
-    both = msgspec.structs.replace(steered, windows=(*steered.windows, held))
-
-    assert SteeringAgenda.of(both, SHAPE).error == SteeringAgenda.of(steered, SHAPE).error
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.01])
@@ -163,16 +112,6 @@ def test_a_clock_that_moves_before_launches_are_timed_spoils_nothing(drift: floa
 
 
 @pytest.mark.slow
-def test_times_at_a_clock_that_drifts_are_as_right_as_at_one_that_does_not() -> None:
-    samples = campaign(Synthetic(seed=6, drift=0.01))
-    rows = rows_of(samples)
-    for k, kernel in enumerate(samples.kernels):
-        told = (rows.kernel == k) & (rows.windows[0] > 0.5)
-        true_s = duration_s(GPU, KERNELS[kernel.name], rows.core_mhz[told], MEM_MHZ)
-        assert rows.log_s[told] == pytest.approx(np.log(true_s), abs=0.005)
-
-
-@pytest.mark.slow
 def test_a_peak_of_power_that_no_clock_shows_is_seen_and_left_out() -> None:
     samples = campaign(Synthetic(seed=7, peak_w=950.0))
     rows = rows_of(samples)
@@ -186,14 +125,24 @@ def test_a_peak_of_power_that_no_clock_shows_is_seen_and_left_out() -> None:
         assert rows.log_s[told] == pytest.approx(np.log(true_s), abs=0.005)
 
 
-def test_files_joined_keep_what_was_measured_with_coload(steered: SampleSet) -> None:
-    both = joined_sets([steered, steered])
-    kept = [s for s in steered.mixed if s.kernel or not s.kernel_s]
+def test_a_step_timed_by_itself_steers_nothing() -> None:
+    samples = SampleSet(
+        evidence=Evidence.SIMULATED,
+        gpu=GpuInfo(name="G"),
+        workload="w",
+        kernels=STEP_KERNELS,
+        windows=gathered(mixed=(made_step(),)),
+    )
 
-    assert both.mixed == (*kept, *kept)
+    assert clock_range(samples) is None
+    steered = msgspec.structs.replace(samples, windows=(made_step(), made_mix()))
+    assert clock_range(steered) == (1600.0, 2000.0)
 
 
-def test_every_kernel_and_the_step_come_before_energy_alone_decides() -> None:
-    alone, whole = first_measurements(7, whole=False), first_measurements(7, whole=True)
-    assert first_measurements(8, whole=False) == alone + 1
-    assert 7 < alone < whole
+def test_readers_are_told_what_steering_cannot_see(steered: SampleSet) -> None:
+    lowest = min(s.at_mhz for s in steered.mixed if s.kernel_s)
+    (sentence,) = steering_notes(steered)
+
+    assert f"from {lowest:.0f} to 1980 MHz" in sentence
+    assert "memory clocks" in sentence
+    assert steering_notes(msgspec.structs.replace(steered, windows=())) == ()

@@ -7,18 +7,21 @@ import pytest
 
 from made_up_mixes import (
     IDLE,
-    SHAPE,
     STEP_KERNELS,
     made_coload,
     made_mix,
     made_point,
     made_rung,
-    made_step,
 )
+from steered_gpu import GPU, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic
+from underclock.core.design import Wanted
+from underclock.core.model.sample_rows import rows_of
+from underclock.core.steering import steering_notes
 from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.mixing import METER_S, spin_mhz
-from underclock.core.steering.subtract import HEATER, HUNTS_MHZ, step_draws, subtract_coload
-from underclock.records import Clocks, Kernel, Mix
+from underclock.core.steering.subtract import HUNTS_MHZ, step_draws, subtract_coload
+from underclock.physics.costs import busy_w
+from underclock.records import ALONE, Mix, SampleSet
 
 
 def test_a_count_of_cycles_tells_the_clock() -> None:
@@ -28,20 +31,6 @@ def test_a_count_of_cycles_tells_the_clock() -> None:
     assert spin_mhz(mix, 2 * METER_S + 9e-7, 2000.0) == pytest.approx(1000.0)
     # No clock is twice the highest, however short the idling seems.
     assert spin_mhz(mix, 1e-9, 2000.0) == 4000.0
-
-
-@pytest.mark.parametrize(
-    ("mix", "idle_s", "highest_mhz"),
-    [
-        (Mix(), None, 2000.0),
-        (Mix(idle_s=METER_S), METER_S, None),  # a lock tells
-        (Mix(idle_s=METER_S / 4), METER_S / 4, 2000.0),  # too short to tell
-    ],
-)
-def test_too_few_cycles_tell_no_clock(
-    mix: Mix, idle_s: float | None, highest_mhz: float | None
-) -> None:
-    assert spin_mhz(mix, idle_s, highest_mhz) is None
 
 
 def test_times_go_with_the_clock_of_their_own_moment_and_powers_with_the_windows() -> None:
@@ -59,24 +48,6 @@ def test_times_go_with_the_clock_of_their_own_moment_and_powers_with_the_windows
     assert drawn.power_windows > 0.0
 
 
-def test_a_step_that_was_timed_at_another_clock_without_a_meter_counts_little() -> None:
-    step = made_mix(
-        kernel="",
-        mix=Mix(),
-        kernel_s=(1e-3, 2e-3),
-        idle_s=None,
-        spin_mhz=None,
-        core_spread_mhz=30.0,
-    )
-    as_timed, moved = (
-        subtract_coload([msgspec.structs.replace(step, time_s=s)], STEP_KERNELS, made_coload())[0]
-        for s in (4e-3, 4.04e-3)
-    )
-
-    assert (as_timed.time_s, as_timed.time_windows) == (1e-3, 1.0)
-    assert (moved.time_s, moved.time_windows) == pytest.approx((1.01e-3, 1 / 26))
-
-
 def test_a_step_whose_clock_hunts_counts_less_where_idling_tells_it_at_one_place() -> None:
     wild = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=4e-3, core_spread_mhz=2 * HUNTS_MHZ)
     by_kernel = msgspec.structs.replace(wild, kernel_mhz=(1990.0, 2010.0))
@@ -89,33 +60,6 @@ def test_a_step_whose_clock_hunts_counts_less_where_idling_tells_it_at_one_place
     assert windows == pytest.approx([0.25, 1.0, 1.0])
 
 
-def test_gaps_between_launches_are_not_taken_for_a_slower_clock() -> None:
-    gaps = made_mix(time_s=2.02e-3, core_spread_mhz=5.0)  # a clock that moves by 0.25 %
-    _, drawn = subtract_coload([gaps], STEP_KERNELS, made_coload())
-
-    assert drawn.time_s == 1e-3
-
-
-def test_a_metered_mix_without_a_power_tells_a_time_only() -> None:
-    (left,) = subtract_coload([made_mix()], STEP_KERNELS, CoLoad.of([], SHAPE, 1.0))
-
-    assert (left.power_w, left.time_windows) == (None, 1.0)
-
-
-def test_a_long_step_whose_clock_moves_and_launches_not_timed_tell_nothing() -> None:
-    windows = [made_step(), made_mix(kernel_s=())]
-    assert subtract_coload(windows, STEP_KERNELS, made_coload()) == ()
-
-
-@pytest.mark.parametrize("changed", [{"core_spread_mhz": 0.0}, {"time_s": 0.05}])
-def test_in_a_step_that_is_short_or_steady_all_kernels_have_one_clock(
-    changed: dict[str, float],
-) -> None:
-    left = subtract_coload([made_step(**changed)], STEP_KERNELS, made_coload())
-
-    assert [one.core_mhz for one in left] == [1600.0, 1600.0]
-
-
 def test_the_steps_power_is_what_its_coload_leaves() -> None:
     step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=5e-3, energy_j=4 * 0.5 + 0.1)
     (draw,) = step_draws([step, made_mix(), IDLE], STEP_KERNELS, made_coload())
@@ -125,28 +69,12 @@ def test_the_steps_power_is_what_its_coload_leaves() -> None:
     assert 0.0 < draw.spread_w < 10.0
 
 
-def test_what_is_overlapped_others_takes_none_of_the_steps_time() -> None:
-    # Two launches of 1 ms beside the one of 2 ms, which draws 500 W with them.
-    beside = (Kernel(name="a", count=2, waited_for=0.0), STEP_KERNELS[1])
-    step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=3e-3, energy_j=2 * 0.5 + 0.1)
-
-    (draw,) = step_draws([step], beside, made_coload())
-    assert draw.power_w == pytest.approx(500.0, rel=1e-5)
-
-
 @pytest.mark.parametrize("energy_j", [0.1, 2.1])
 def test_a_step_whose_power_is_unsure_or_coload_unknown_tells_none(energy_j: float) -> None:
     step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=5e-3, energy_j=energy_j)
     coload = made_coload() if energy_j < 1.0 else CoLoad.of([], SHAPE, 1.0)
 
     assert step_draws([step], STEP_KERNELS, coload) == ()
-
-
-def test_the_heater_by_itself_tells_how_power_goes_with_the_clock() -> None:
-    (left,) = subtract_coload([made_rung(2000.0, 1e-3, 960.0)], STEP_KERNELS, made_coload())
-
-    assert (left.kernel, left.core_mhz, left.time_s) == (HEATER, 2000.0, 1e-3)
-    assert left.power_w == pytest.approx(960.0)
 
 
 def test_errors_of_coload_are_those_of_all_that_share_it() -> None:
@@ -172,17 +100,6 @@ def test_errors_of_coload_are_those_of_all_that_share_it() -> None:
     assert math.isinf(made_point("a", None).variance)
 
 
-def test_kernels_of_a_step_have_in_common_where_they_meet_the_power_loop() -> None:
-    step = made_mix(kernel="", mix=Mix(), kernel_s=(1e-3, 2e-3), core_spread_mhz=20.0, idle_s=None)
-    own = made_mix(core_spread_mhz=20.0)
-    in_step, by_itself = (
-        subtract_coload([one], STEP_KERNELS, made_coload())[0] for one in (step, own)
-    )
-
-    assert in_step.apart == pytest.approx(0.002)
-    assert by_itself.apart == 0.0
-
-
 def test_kernels_of_a_step_run_at_clocks_of_their_own() -> None:
     step = made_mix(
         kernel="",
@@ -199,17 +116,51 @@ def test_kernels_of_a_step_run_at_clocks_of_their_own() -> None:
     ]
 
 
-def test_the_heaters_error_at_one_memory_clock_is_none_at_another() -> None:
-    slow, fast = Clocks(mem_mhz=1), Clocks(mem_mhz=2)
-    rungs = [
-        msgspec.structs.replace(made_rung(mhz, 2.0 / mhz, mhz / 2.1), asked=memory)
-        for memory in (slow, fast)
-        for mhz in (1700.0, 2000.0)
-    ]
-    coload = made_coload(*rungs)
-    at_slow, at_fast = (coload.heater_w(1800.0, mem_mhz) for mem_mhz in (1.0, 2.0))
+def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:
+    wild = msgspec.structs.replace(steered.mixed[-1], core_spread_mhz=80.0)
+    of_step = msgspec.structs.replace(steered.mixed[0], core_spread_mhz=60.0)
+    samples = msgspec.structs.replace(steered, windows=(of_step, *steered.mixed[1:-1], wild))
+    coload = CoLoad.of(samples.mixed, SHAPE, 1.0)
+    calm, hunts = (
+        subtract_coload([one], samples.kernels, coload)[-1] for one in (steered.mixed[-1], wild)
+    )
+    (unmetered,) = subtract_coload(
+        [msgspec.structs.replace(wild, spin_mhz=None)], samples.kernels, coload
+    )
 
-    assert at_slow is not None
-    assert at_fast is not None
-    assert (at_slow.shared_w[4:] == 0.0).all()
-    assert (at_fast.shared_w[2:4] == 0.0).all()
+    assert unmetered.time_windows == pytest.approx(0.25)
+    assert hunts.power_windows == pytest.approx(0.25 * calm.power_windows)
+    assert f"hunted in 2 of {len(samples.mixed)} measurements" in steering_notes(samples)[1]
+    assert repr(wild.kernel) in steering_notes(samples)[1]
+    assert (
+        "of the step by 60 MHz"
+        in steering_notes(msgspec.structs.replace(steered, windows=(of_step, *steered.mixed[1:])))[
+            1
+        ]
+    )
+
+
+def test_what_is_left_of_a_mix_is_the_kernels() -> None:
+    gpu = Synthetic(noise=0.0)
+    coload, kernels = gpu.coload(0.001, 0.003, 0.006, 0.01), gpu.samples().kernels
+    for mix in (ALONE, Mix(launches=2, idle_s=0.002), Mix(launches=4, hot=1)):
+        sample = gpu.run(Wanted("softmax", mix))
+        left = subtract_coload([sample], kernels, coload)[-1]
+        power_w = float(busy_w(GPU, KERNELS["softmax"], sample.at_mhz, MEM_MHZ, WARM_C))
+
+        assert left.time_s == sample.kernel_s[0]
+        assert left.power_w == pytest.approx(power_w, rel=0.02)
+        assert 0.0 < left.power_windows <= 1.0
+
+
+def test_a_whole_step_tells_times_and_no_powers(steered: SampleSet) -> None:
+    rows = rows_of(steered)
+    steps = sum(not s.kernel and bool(s.kernel_s) for s in steered.mixed)
+    for k, kernel in enumerate(steered.kernels):
+        time, power = rows.windows[:, rows.kernel == k]
+        metered = sum(s.kernel == kernel.name and s.spin_mhz is not None for s in steered.mixed)
+        assert (power == 0.0).sum() == steps + metered
+        # Times and powers of the same mix are rows of their own, each at its own clock.
+        assert (time == 0.0).sum() == metered
+        assert ((time > 0.0) | (power > 0.0)).all()
+    assert len(rows.step) == steps
