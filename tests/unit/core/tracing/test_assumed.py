@@ -54,32 +54,6 @@ def test_each_operator_is_a_kernel_with_its_work_and_place() -> None:
     assert "no GPU was seen" in step.warnings[0]
 
 
-def test_operators_that_differ_in_what_they_make_are_two_kernels() -> None:
-    rows, columns = _operator("sum", bytes_moved=160), _operator("sum", bytes_moved=144)
-
-    step = _step([rows, columns, rows], host(f"{MODULE_MARK}Net", 1, 99))
-
-    assert step.order == (0, 1, 0)
-    assert [each.bytes_moved for each in step.kernels] == [160.0, 144.0]
-
-
-def test_a_collective_is_one_with_what_a_rank_sends() -> None:
-    gather = Operator(
-        name="nccl::_allgather_base",
-        shapes="fp32[32] to fp32[128] among 4 ranks",
-        elements=128,
-        bytes_moved=640,
-        flops=None,
-    )
-
-    (kernel,) = _step([gather], host("_c10d_functional::all_gather_into_tensor", 1, 99)).kernels
-
-    assert (kernel.kind, kernel.pass_) == (Kind.COLLECTIVE, Pass.COMMUNICATION)
-    assert (kernel.flops, kernel.bytes_moved) == (0.0, 4 * 96)
-    assert kernel.launch is not None
-    assert kernel.launch.function == "assumed collective"
-
-
 @pytest.mark.parametrize(
     ("name", "function", "flops"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from job_costs import instruction_costs, slack_s
+from job_costs import slack_s
 from traced_ranks import durations_s, laid_out, traces_of
 from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
@@ -21,7 +21,6 @@ from underclock.core.tracing.rank_trace import rank_trace
 from underclock.errors import DataError
 from underclock.records import GpuInfo
 from underclock.records.job import InstructionKind, Job, Profile, ProfileRow, Waiting
-from underclock.runtime.policy.parts import parts_of
 
 _RECORDED = Path(__file__).parents[3] / "data" / "traces" / "ranks"  # DDP and FSDP2 on two H200s
 _TIMES_S = {"forward": 0.010, "backward": 0.020, "weights": 0.011, "optimizer": 0.005}
@@ -125,26 +124,6 @@ def test_what_a_gpu_waits_for_its_host_is_no_pass() -> None:
         )
 
 
-def test_a_sender_waits_for_who_receives_and_a_transfer_takes_the_least_of_both_ends() -> None:
-    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.002,))
-    traced, took_s = _traced(traces_of(job))
-    assert {round(wait.lag_s, 6) for wait in traced.waits} == {0.002}
-    assert _iteration_s(traced) == pytest.approx(took_s)
-    # The last stage's first backward made slower holds its neighbour up, and nobody else's send.
-    slow_s = durations_s(traced)
-    at = len(traced.ranks[0].instructions)
-    slow_s[at] *= 3.0
-    assert network_of(traced).iteration_s(slow_s) > took_s
-
-
-def test_a_transfer_of_no_time_makes_no_rank_wait_for_itself() -> None:
-    traces = traces_of(_job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,)))
-    for event in (each for trace in traces for each in _events(trace, "SendRecv")):
-        event |= {"ts": event["ts"] + event["dur"], "dur": 0.0}
-    traced, _ = _traced(traces)
-    assert all(wait.rank != wait.on_rank and wait.lag_s == 0.0 for wait in traced.waits)
-
-
 def test_clocks_of_two_machines_may_differ() -> None:
     traces = traces_of(_job("1f1b", stages=2, microbatches=3, transfer_s=(0.002,)))
     plain, _ = _traced(traces)
@@ -170,20 +149,6 @@ def test_a_collective_takes_what_the_last_of_its_ranks_saw() -> None:
     assert met.time_s == pytest.approx(0.003)
     assert traced.ranks[0].instructions[-1].kind is InstructionKind.OPTIMIZER
     assert [rank.data for rank in traced.ranks] == [0, 1]
-
-
-def test_collectives_of_groups_that_are_not_named_are_of_a_stage() -> None:
-    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,), data=2, reduce_s=0.004)
-    traces = traces_of(job)
-    for trace in traces:
-        for event in _events(trace, "AllReduce"):
-            del event["args"]["Process Group Name"]
-    traced, _ = _traced(traces)
-    met = [
-        next(each.meeting for each in rank.instructions if each.meeting is not None)
-        for rank in traced.ranks
-    ]
-    assert met[0] == met[2] != met[1] == met[3]
 
 
 _Kernel = tuple[str, int, float, float, float]
@@ -307,15 +272,6 @@ def test_a_pass_is_cut_where_it_waits_for_a_collective_beside_it() -> None:
     assert left_s == pytest.approx([0.0, 0.0, 90e-6, 0.0], abs=1e-9)
 
 
-def test_a_collective_that_is_over_in_time_has_slack_and_cuts_too() -> None:
-    """That it is waited for nobody sees, so its end of slack is that of the iteration."""
-    traced, took_s = _traced(_gathered(200.0))
-    network, taken_s = network_of(traced), durations_s(traced)
-    gathers = [i for i, each in enumerate(traced.ranks[0].instructions) if each.stream]
-    assert slack_s(network, taken_s)[gathers] == pytest.approx([750e-6], rel=1e-3)
-    assert _iteration_s(traced) == pytest.approx(took_s)
-
-
 def test_plans_use_what_a_pass_waits_inside_and_no_more() -> None:
     job = with_profiles(_traced(_gathered())[0], _costs())
     plan = plan_job(job, JobGoal(max_slowdown=0.0))
@@ -331,19 +287,6 @@ def test_plans_use_what_a_pass_waits_inside_and_no_more() -> None:
     assert takes_s == pytest.approx(190e-6, rel=1e-4)  # of 100, for as long as the gather lasts
     assert [each and each.row for each in (forward, after, *rest)] == [2, 2, 2, 2]
     assert plan.promise.energy_change < -0.02
-
-
-def test_while_a_collective_runs_no_clock_is_asked_for() -> None:
-    job = with_profiles(_traced(_gathered())[0], _costs())
-    plan = plan_job(job, JobGoal(max_slowdown=0.3, latency_s=50e-6))
-    first, *others = [held for held in plan.clocks[0][:4] if held is not None]
-    assert all(each.row == first.row and each.then is None for each in others)
-    # The backward is beside nothing: it may have two, and the first comes late.
-    late_s = instruction_costs(job, plan.clocks, 50e-6)[0] - instruction_costs(job, plan.clocks)[0]
-    assert (late_s >= 0.0).all()
-    direction = plan.arm("direction").energy_change
-    assert direction is not None
-    assert plan.promise.energy_change <= direction
 
 
 def test_a_copy_beside_a_pass_cuts_it_where_it_is_waited_for() -> None:
@@ -374,23 +317,6 @@ def test_a_copy_beside_a_pass_cuts_it_where_it_is_waited_for() -> None:
     plan = plan_job(with_profiles(traced, _costs()), JobGoal(max_slowdown=0.0, latency_s=10e-6))
     assert plan.promise.time_change <= 1e-9
     assert plan.promise.energy_change < -0.05
-    # Parts of 10, 190 and 180 µs have one clock together where changes take longer than any part.
-    for latency_s in (190e-6, 400e-6):
-        goal = JobGoal(max_slowdown=0.5, latency_s=latency_s)
-        plan = plan_job(with_profiles(traced, _costs()), goal)
-    assert len({held.row for held in plan.clocks[0][:4] if held is not None}) == 1
-    assert plan.promise.energy_change < -0.05
-
-
-def test_data_may_come_before_the_first_pass() -> None:
-    kernels = [
-        ("Memcpy HtoD (Pinned -> Device)", 13, 0.5, 1.0, 201.0),
-        ("forward", 7, 1.1, 201.0, 500.0),
-        ("backward", 7, 2.1, 500.0, 900.0),
-    ]
-    traced, _ = _traced([_trace(rank, kernels, **_PASSES) for rank in (0, 1)])
-    assert _kinds(traced) == [("copy", 1), ("forward", 0), ("backward", 0)]
-    assert _iteration_s(traced) == pytest.approx(899e-6)
 
 
 def test_a_collective_beside_a_pass_that_it_outlasts_leaves_the_rest_of_the_pass_slack() -> None:
@@ -413,43 +339,6 @@ def test_a_collective_beside_a_pass_that_it_outlasts_leaves_the_rest_of_the_pass
     slower_s = durations_s(traced)
     slower_s[[3, 8]] = 350e-6
     assert slack_s(network_of(traced), slower_s)[2] == pytest.approx(50e-6)
-
-
-def test_a_rank_that_comes_late_to_such_a_collective_has_no_rest() -> None:
-    traced, took_s = _traced(_overlapped(690.0, late=40.0))
-    first, second = ([each.kind for each in rank.instructions] for rank in traced.ranks)
-    assert InstructionKind.REST in first
-    assert InstructionKind.REST in second
-    traces = _overlapped(690.0)
-    (sums,) = _events(traces[1], "AllReduce")
-    sums |= {"ts": 720.0, "dur": 180.0}
-    traced, took_s = _traced(traces)
-    assert InstructionKind.REST not in [each.kind for each in traced.ranks[1].instructions]
-    assert _iteration_s(traced) == pytest.approx(took_s, rel=0.03)  # its host took a while to ask
-
-
-def test_what_is_left_of_a_pass_beside_a_collective_is_planned_slower_for_nothing() -> None:
-    job = with_profiles(_traced(_overlapped())[0], _costs())
-    plan = plan_job(job, JobGoal(max_slowdown=0.0))
-    assert plan.promise.time_change == pytest.approx(0.0, abs=1e-9)
-    held = [None if each is None else each.row for each in plan.clocks[0]]
-    assert held == [2, 2, None, 0, 2]  # 100 µs may take 300, and take 200 at the least clock
-    assert plan.promise.energy_change < -0.03
-    part = parts_of(plan)[0]
-    ends = [site.launch for site in part.sites if (site.event, site.path) == ("ends", "backward 0")]
-    assert len(part.schedules[0].launch_s) > ends[0] > part.busy[2]
-
-
-def test_collectives_of_two_groups_may_begin_together_and_end_an_iteration() -> None:
-    traces = [_without_kernels(each, "optimizer") for each in _overlapped()]
-    for trace in traces:
-        for event in [each for each in trace["traceEvents"] if each["args"]["correlation"] == 3]:
-            args = {**event["args"], "correlation": 9, "Process Group Name": "tp"}
-            trace["traceEvents"].append({**event, "args": args})
-    traced, took_s = _traced(traces)
-    streams = [each.stream for each in traced.ranks[0].instructions]
-    assert streams == [0, 0, 1, 2, 0]
-    assert _iteration_s(traced) == pytest.approx(took_s) == pytest.approx(890e-6)
 
 
 @pytest.mark.untraced
@@ -476,14 +365,6 @@ def test_what_two_gpus_ran_is_a_job(name: str) -> None:
     left_s = slack_s(network_of(traced), taken_s)
     beside_ms = [1e3 * left_s[i] for i, each in enumerate(some) if each.stream]
     assert (len(beside_ms), min(beside_ms) > 1.0) == {"ddp": (24, True), "fsdp": (23, False)}[name]
-
-
-def test_places_that_groups_do_not_tell_apart_are_counted() -> None:
-    traces = _tensor_parallel()
-    for trace in traces:
-        trace["distributedInfo"]["pg_config"] = [{"pg_desc": "mesh_dp", "ranks": [0]}]
-    traced, _ = _traced(traces)
-    assert [rank.place for rank in traced.ranks] == [(0, 0, 0, 0), (0, 1, 0, 0)]
 
 
 def test_every_step_counts_for_times() -> None:
@@ -524,23 +405,6 @@ def test_groups_say_which_ranks_are_a_pipeline() -> None:
             event["args"]["Concrete Inputs"][2] = str(peer % 2)
     traced, _ = _traced(traces)
     assert [rank.place[:2] for rank in traced.ranks] == [(0, 0), (1, 0), (0, 1), (1, 1)]
-
-
-def test_kernels_alone_tell_who_sends_to_whom() -> None:
-    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,))
-    traces = traces_of(job)
-    for rank, trace in enumerate(traces):
-        names = [e["name"] for e in trace["traceEvents"] if "c10d" in e["name"]]
-        kernels = [e for e in _events(trace, "SendRecv") if e["cat"] == "kernel"]
-        for name, kernel in zip(names, kernels, strict=True):
-            sends = name == "c10d::send"
-            kernel["args"] = {
-                **kernel["args"],
-                "Collective name": "send" if sends else "recv",
-                "Dst Rank" if sends else "Src Rank": 1 - rank,
-            }
-    bare = [_without(trace, lambda event: "c10d" in event["name"]) for trace in traces]
-    assert _traced(bare)[0] == _traced(traces)[0]
 
 
 def _without_kernels(trace: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -650,20 +514,6 @@ def test_several_stages_a_rank_need_ranges() -> None:
     assert "forward mb=3 stage=1" in refused.value.hint
 
 
-def test_gradients_of_weights_need_ranges() -> None:
-    with pytest.raises(DataError, match="no range names microbatches in step 0 of rank-"):
-        _traced(traces_of(_job("zero-bubble"), style=None))
-
-
-def test_a_step_of_nothing_has_no_passes() -> None:
-    trace = _without(
-        _tensor_parallel()[0], lambda event: event["cat"] in {"kernel", "cuda_runtime"}
-    )
-    bare = _without(trace, lambda event: "fwd" in event["name"])
-    with pytest.raises(DataError, match="neither a forward nor a backward"):
-        rank_trace(bare, "one")
-
-
 def test_a_circle_is_a_sentence() -> None:
     traces = traces_of(_job("1f1b", stages=2, microbatches=3, transfer_s=(0.001,)))
     for event in _events(traces[1], "mb="):  # the second runs microbatches the other way round
@@ -672,56 +522,3 @@ def test_a_circle_is_a_sentence() -> None:
         traces[at] = _without(_without_kernels(trace, "SendRecv"), lambda e: "c10d" in e["name"])
     with pytest.raises(DataError, match="wait for one another in a circle"):
         network_of(_traced(traces)[0])
-
-
-def test_of_ranges_inside_one_another_the_innermost_counts() -> None:
-    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,))
-    plain = traces_of(job)
-    traces = traces_of(job)
-    for trace in traces:
-        for inner in _events(trace, "mb="):
-            around = {"ts": inner["ts"] - 1e-3, "dur": inner["dur"] + 2e-3}
-            outer = f"{inner['name'].split()[0].capitalize()} 9"
-            inside = {"name": "recompute mb=0", "ts": inner["ts"] + 1e-3, "dur": 1e-3}
-            trace["traceEvents"] += [{**inner, **around, "name": outer}, {**inner, **inside}]
-    assert _traced(traces)[0] == _traced(plain)[0]
-
-
-def test_a_pass_that_launches_nothing_takes_no_time() -> None:
-    job = _job("1f1b", stages=1, microbatches=2, transfer_s=())
-    (trace,) = traces_of(job)
-    last = max(event["ts"] + event["dur"] for event in _events(trace, "mb="))
-    begins = float(trace["traceEvents"][1]["ts"])
-    some = _events(trace, "mb=")[0] | {"dur": 0.005}
-    for at, name in ((last + 0.02, "weights mb=0"), (last + 0.05, "weights mb=1")):
-        trace["traceEvents"].append({**some, "name": name, "ts": at})
-    early = {**some, "dur": 1e-6, "ts": begins - 5e-4}
-    trace["traceEvents"] += [{**early, "name": "recompute mb=0"}]
-    trace["distributedInfo"]["pg_config"].append({"pg_desc": "undefined", "ranks": [0]})
-    traced, _ = _traced([trace])
-    assert traced.profiles["stage 0 weights"].rows[0].time_s < 1e-8
-    assert traced.ranks[0].instructions[0].kind is InstructionKind.RECOMPUTE
-    assert traced.profiles["stage 0 optimizer"].rows[0].time_s == pytest.approx(0.005)
-
-
-def test_a_collective_may_come_first_and_a_transfer_be_of_no_pass() -> None:
-    traces = _tensor_parallel()
-    for rank, trace in enumerate(traces):
-        call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 1}
-        args = {"correlation": 90, "Collective name": "broadcast", "Process Group Name": "tp"}
-        trace["traceEvents"] += [
-            {**call, "ts": 0.5, "dur": 0.1, "args": args},
-            {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_Broadcast", "ts": 2.0, "dur": 5.0}
-            | {"args": args},
-            {"ph": "X", "cat": "cpu_op", "name": "c10d::send" if rank else "c10d::recv_"}
-            | {"ts": 9.0, "dur": 0.1, "args": {"Concrete Inputs": ["", "", str(1 - rank), "0"]}},
-        ]
-    traces[0]["traceEvents"][1]["name"] += " stage=0"
-    traces[1]["traceEvents"][1]["name"] += " stage=1"
-    traced, _ = _traced(traces)
-    assert [each.kind.value for each in traced.ranks[0].instructions] == [
-        "collective",
-        "forward",
-        "collective",
-    ]
-    assert "1 transfers carry nothing" in " ".join(traced.warnings)

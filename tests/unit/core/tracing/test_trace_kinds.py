@@ -24,7 +24,6 @@ from underclock.errors import DataError, UnderclockError
 from underclock.records.job import Job
 from underclock.tracing.job_files import job_of_traces
 
-_CASES = Path(__file__).parents[4].parent / "shared" / "cases"
 _SEEDS = range(5)
 
 
@@ -176,15 +175,6 @@ def test_a_pass_of_which_nothing_or_the_end_was_never_seen_is_refused(
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_a_pass_whose_begin_was_never_seen_is_refused(seed: int, tmp_path: Path) -> None:
-    run = traced_run(seed)
-    for event in run.named("forward_0"):
-        event |= {"ts": 0.0, "dur": 0.0}
-    with pytest.raises(DataError, match="did not see when stage 0 forward begins or ends"):
-        _job(tmp_path, run.trace())
-
-
-@pytest.mark.parametrize("seed", _SEEDS)
 def test_kernels_that_were_lost_are_said_and_passes_that_they_end_do_not_count(
     seed: int, tmp_path: Path
 ) -> None:
@@ -298,23 +288,6 @@ def test_work_is_asked_for_in_any_way(
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_a_step_that_one_graph_replays_is_one_pass(seed: int, tmp_path: Path) -> None:
-    run = traced_run(seed)
-    kept = {"ProfilerStep#", "forward_", "backward_", "optimizer_"}
-    run.events[:] = [e for e in run.events if e["name"].rstrip("0123456789") in kept]
-    per_step = len([e for e in run.events if e["cat"] == "kernel"]) // run.steps
-    for at, event in enumerate([e for e in run.events if e["cat"] == "kernel"]):
-        event["args"]["correlation"] = at // per_step
-    for step in range(run.steps):
-        call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "tid": 1, "dur": 2.0}
-        asked_us = run.asked_us(step) + 5.0
-        run.events.append({**call, "ts": asked_us, "args": {"correlation": step}})
-    job = _job(tmp_path, run.trace())
-    assert list(job.profiles) == ["stage 0 forward"]
-    assert _iteration_s(job) == pytest.approx(1e-6 * (run.period_us - run.gap_us), abs=4e-6)
-
-
-@pytest.mark.parametrize("seed", _SEEDS)
 def test_what_a_hook_asks_for_in_autograds_thread_is_of_the_backward(
     seed: int, tmp_path: Path
 ) -> None:
@@ -324,30 +297,6 @@ def test_what_a_hook_asks_for_in_autograds_thread_is_of_the_backward(
         run.host("FullyShardedDataParallel._pre_backward", event["ts"] + half_us, half_us, tid=2)
         event["dur"] = half_us
     _check(_job(tmp_path, run.trace()), run)
-
-
-@pytest.mark.parametrize("seed", _SEEDS)
-def test_replicas_that_sum_gradients_are_a_job(seed: int, tmp_path: Path) -> None:
-    run = traced_run(seed, microbatches=1)
-    world, sums_us = run.random.randint(2, 5), 0.5 * run.taken_us["backward"]
-    for step in range(run.steps):
-        begins_us = run.begins_us(step) + run.taken_us["forward"] + 0.4 * run.taken_us["backward"]
-        facts: dict[str, Any] = {
-            "Collective name": "allreduce",
-            "Process Group Name": "0",
-            "stream": 21,
-        }
-        asked_us = next(
-            e["ts"]
-            for e in run.events
-            if e["name"].startswith("autograd") and e["ts"] > run.asked_us(step)
-        )
-        run.kernel("ncclDevKernel_AllReduce(A)", asked_us + 3.0, begins_us, sums_us, tid=2, **facts)
-    job = _job(tmp_path, *(run.trace(rank=rank, world=world) for rank in range(world)))
-    assert len(job.ranks) == world
-    assert _iteration_s(job) <= 1e-6 * run.period_us * (1.0 + 1e-6)
-    alone = _job(tmp_path, run.trace(rank=0, world=world))
-    assert _iteration_s(alone) == pytest.approx(_iteration_s(job), rel=1e-3)
 
 
 _MALFORMED: list[Callable[[str, random.Random], str]] = [
@@ -390,39 +339,6 @@ def test_other_malformed_json_says_how_to_go_on_and_only_a_cut_one_was_killed(
     with pytest.raises(DataError, match="is no whole trace") as refused:
         job_of_traces([path])
     assert "killed" in refused.value.hint
-
-
-@pytest.mark.parametrize(
-    ("name", "forward_ms", "words"),
-    [
-        ("01-prefetch-stream/trace", 11, ""),
-        ("01-prefetch-stream/no-prefetch", 11, ""),
-        ("02-backlog-at-the-start/one-step", 11, "no launching call"),
-        ("02-backlog-at-the-start/two-steps", 11, "no launching call"),
-        ("04-no-device-properties/trace", 10, "--gpu-name"),
-        ("05-trailing-step/trace", 10, "step 4"),
-        ("06-kernels-at-time-0/trace", 10, "3 kernels and copies begin before"),
-        ("10-single-gpu-trace/norank", 10, ""),
-        ("10-single-gpu-trace/nostep", 10, "one step"),
-        ("10-single-gpu-trace/rank0of64", 10, "of 64 ranks"),
-        ("11-malformed-json/backslash", 10, ""),
-        ("11-malformed-json/control", 10, ""),
-        ("11-malformed-json/nan", 10, ""),
-    ],
-)
-def test_cases_of_others(name: str, forward_ms: float, words: str) -> None:
-    path = _CASES / f"{name}.json"
-    if not path.exists():
-        pytest.skip("the cases are not here")
-    job = job_of_traces([path])
-    expected = {"forward": forward_ms, "backward": 20, "optimizer": 2}
-    for each, taken_ms in expected.items():
-        assert 1e3 * job.profiles[f"stage 0 {each}"].rows[0].time_s == pytest.approx(
-            taken_ms, abs=0.01
-        )
-    assert words in _said(job)
-    steps = 3 if "nostep" in name else 1
-    assert 1e3 * _iteration_s(job) <= steps * (forward_ms + 23)
 
 
 def test_time_is_linear_in_kernels(tmp_path: Path) -> None:
@@ -510,11 +426,3 @@ def test_any_trace_is_a_job_or_a_sentence(
     trace = mutated(run.trace(), of)
     with contextlib.suppress(UnderclockError):
         assert math.isfinite(_iteration_s(_job(tmp_path_factory.mktemp("odd"), trace)))
-
-
-def test_what_follows_the_last_backward_is_the_optimizers(tmp_path: Path) -> None:
-    run = traced_run(_SEEDS[0])
-    for event in [event for event in run.events if "Optimizer" in event["name"]]:
-        run.host("aten::norm", event["ts"], 4.0)  # of gradients, its first kernel
-        event.update({"ts": event["ts"] + 5.0, "dur": event["dur"] - 5.0})
-    _check(_job(tmp_path, run.trace()), run)

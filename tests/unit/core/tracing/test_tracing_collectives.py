@@ -5,14 +5,12 @@ Recorded ones: `test_tracing_ranks`.
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from underclock.core.tracing.captured import PlainRun, captured_step, kernel_means_s, profiled_step
-from underclock.core.tracing.host import bytes_of, is_collective, ranks_of
+from underclock.core.tracing.host import bytes_of, is_collective
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
-from underclock.core.tracing.streams import streams
 from underclock.records import Kind, Pass
 
 _COMPUTE, _NETWORK = 7, 20
@@ -111,14 +109,6 @@ def test_a_reduction_is_a_kernel_of_communication_with_bytes_and_group(
     assert is_collective(reduction.launch.operator)
 
 
-def test_a_reduction_beside_the_backward_pass_has_slack() -> None:
-    seen = activities(_ddp())
-    assert streams(seen).waits[1] == (0,)
-    assert streams(seen).slack_s()[1] == pytest.approx(37e-6)  # until the step ends
-    # Until it is waited for, less the gap that the host left there.
-    assert streams(seen, [(3, 1)]).slack_s()[1] == pytest.approx(12e-6)
-
-
 def test_a_wait_that_the_profile_lists_is_known_before_it_is_seen() -> None:
     wait = {
         "cuda_sync_kind": "Stream Wait Event",
@@ -141,26 +131,6 @@ def test_a_wait_that_the_profile_lists_is_known_before_it_is_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sent", "received"),
-    [("_allgather_base", 1 << 19, 1 << 20), ("_reduce_scatter_base", 1 << 20, 1 << 19)],
-)
-def test_fsdp_gathers_weights_and_scatters_gradients(name: str, sent: int, received: int) -> None:
-    facts = _facts(name, sent, received, dtype="BFloat16", **{"Process Group Name": "1"})
-    kernel = f"ncclDevKernel_{name}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-    (one,) = activities(
-        {
-            "traceEvents": [
-                _event("cpu_op", "record_param_comms", 0.0, 9.0, args=facts),
-                *_launched(1, 1.0, 10.0, 20.0, stream=_NETWORK, name=kernel, facts=facts),
-            ]
-        }
-    )
-    assert one.operator == f"nccl::{name}"
-    assert one.shapes == f"bf16[{sent}] to bf16[{received}] among 2 ranks in group '1'"
-    assert bytes_of(one.operator, one.shapes) == 2 * (1 << 19)
-
-
-@pytest.mark.parametrize(
     ("operator", "sent"),
     [("allreduce", 1.5), ("all_to_all", 0.75), ("send", 1.0), ("broadcast", 1.0)],
 )
@@ -168,29 +138,6 @@ def test_a_rank_of_a_ring_sends_what_the_others_need(operator: str, sent: float)
     shapes = "fp32[64] to fp32[64] among 4 ranks"
 
     assert bytes_of(f"nccl::{operator}", shapes) == 4 * 64 * sent
-
-
-def test_a_barrier_moves_nothing_and_an_unknown_type_is_no_number() -> None:
-    assert bytes_of("nccl::barrier", "[0] to [0] among 2 ranks") is None
-    assert bytes_of("nccl::allreduce", "Odd[8] to Odd[8] among 2 ranks") is None
-    assert bytes_of("aten::mm", "bf16[8x8], bf16[8x8]") is None
-
-
-def test_a_collective_of_another_size_or_group_is_another_kernel() -> None:
-    def of(number: int, sent: int, group: str) -> list[dict[str, Any]]:
-        facts = _facts("allreduce", sent, sent, **{"Process Group Name": group})
-        at_us = 10.0 * number
-        return [
-            _event("cpu_op", "record_param_comms", at_us, 9.0, args=facts),
-            *_launched(
-                number, at_us + 1, at_us + 2, at_us + 3, stream=20, name="ncclKernel", facts=facts
-            ),
-        ]
-
-    events = [*of(1, 64, "0"), *of(2, 64, "0"), *of(3, 128, "0"), *of(4, 64, "1")]
-    seen = activities({"traceEvents": events})
-    step = traced_step("s", nodes_of(seen), seen).step
-    assert [kernel.count for kernel in step.kernels] == [2, 1, 1]
 
 
 def test_a_trace_says_how_much_of_its_collectives_is_beside_other_launches() -> None:
@@ -216,19 +163,3 @@ def test_launches_that_a_profiler_made_longer_add_up_to_the_step_by_itself() -> 
     assert kernel_means_s(traced, plain, 2.0 * waited_s) == pytest.approx(took_s)
     halved = kernel_means_s(traced, plain, 0.5 * waited_s)
     assert halved == pytest.approx([0.5 * each for each in took_s])
-
-
-def test_what_is_waited_for_is_of_the_run_that_was_timed_whoever_names_its_launches() -> None:
-    plain, calls = PlainRun.of(_ddp()), activities(_ddp())
-    other = msgspec.structs.replace(calls[1], pass_=Pass.OTHER)
-    for asked, expected in (((), 0.0), (calls, 0.0), ((calls[0], other, *calls[2:]), 1.0)):
-        step = captured_step("ddp", nodes_of(plain.seen), asked, plain).step
-        assert [kernel.waited_for for kernel in step.kernels] == [1.0, expected, 1.0, 1.0]
-    more = captured_step("ddp", nodes_of([*plain.seen, calls[1], calls[1]]), (), plain).step
-    assert [kernel.waited_for for kernel in more.kernels] == [1.0, 0.0, 1.0, 1.0, 1.0]
-
-
-def test_ranks_are_those_of_the_group() -> None:
-    assert ranks_of("nccl::allreduce", "fp32[8] to fp32[8] among 16 ranks in group '0'") == 16
-    assert ranks_of("nccl::barrier", "") == 1
-    assert ranks_of("aten::mm", "fp32[8x8] among 3 ranks") == 1

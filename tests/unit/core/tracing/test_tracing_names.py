@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from underclock.core.tracing.names import named, numbered
 from underclock.records import Kernel, Launch, Pass
 
-NVJET = "nvjet_sm90_tst_64x64_64x13_2x1_v_bz_NNT"
-
 
 def kernel(
     operator: str,
@@ -67,21 +65,6 @@ def test_a_product_of_the_backward_pass_says_of_what_it_is_the_gradient(
     assert names(FORWARD, kernel("aten::mm", shapes, "up", Pass.BACKWARD))[1] == f"up mm {role}"
 
 
-def test_a_product_whose_forward_is_elsewhere_is_no_gradient_of_this_module() -> None:
-    product = kernel("aten::mm", "bf16[64x16], bf16[16x8]", "down", Pass.BACKWARD)
-    assert names(FORWARD, product)[1] == "down mm backward"
-    assert names(product) == ["down mm backward"]
-
-
-def test_an_operator_of_the_backward_pass_says_so_once() -> None:
-    told = names(
-        kernel("aten::gelu_backward", "", "h", Pass.BACKWARD),
-        kernel("aten::gelu", "", "h", Pass.BACKWARD),
-        kernel("aten::gelu", "", "h"),
-    )
-    assert told == ["h gelu_backward", "h gelu backward", "h gelu"]
-
-
 @pytest.mark.parametrize(
     ("operator", "name"),
     [
@@ -115,29 +98,6 @@ def test_sizes_and_types_tell_apart_before_numbers_do(
 ) -> None:
     found = names(*(kernel("aten::mul", each, "h") for each in shapes))
     assert found == [f"h mul {word}".strip() for word in told]
-
-
-def test_products_are_told_apart_by_rows_columns_and_layout() -> None:
-    told = names(
-        kernel("aten::bmm", "bf16[3x4x8], bf16[3x8x16]", function=NVJET),
-        kernel("aten::bmm", "bf16[3x4x8]@32x1x4, bf16[3x8x16]", function=NVJET),
-        kernel("aten::bmm", "bf16[3x8x4], bf16[3x4x8]", function=NVJET),
-    )
-    assert told == ["bmm 3x4x16x8 NN", "bmm 3x4x16x8 TN", "bmm 3x8x8x4"]
-
-
-def test_parts_of_one_call_are_told_by_their_functions() -> None:
-    shapes = "bf16[4x8], bf16[8x16]"
-    reduce = "void cublasLt::splitKreduce_kernel<32, 16>(int)"
-    told = names(
-        kernel("aten::mm", shapes, function=NVJET), kernel("aten::mm", shapes, function=reduce)
-    )
-    assert told == ["mm", "mm splitKreduce_kernel"]
-
-
-def test_sizes_that_the_data_decides_are_a_letter() -> None:
-    told = names(kernel("aten::mul", "bf16[97(12-431)x8]"), kernel("aten::mul", "bf16[5(2-9)x16]"))
-    assert told == ["mul nx8", "mul nx16"]
 
 
 @given(st.lists(st.sampled_from(["a", "b", "a 1", "a 2", "b 1 1"])))

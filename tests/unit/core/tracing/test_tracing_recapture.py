@@ -77,24 +77,6 @@ def test_a_step_is_itself(calls: list[Call], choice: Mapping[str, Sequence[str]]
     assert same.changes == ()
 
 
-def test_what_the_step_waits_for_is_kept_as_traced_and_makes_no_other_step() -> None:
-    traced, captured = (
-        msgspec.structs.replace(
-            step,
-            kernels=tuple(
-                msgspec.structs.replace(kernel, waited_for=share) for kernel in step.kernels
-            ),
-        )
-        for step, share in ((of_kernels("f", "g"), 0.25), (of_kernels("f", "g"), 0.5))
-    )
-
-    assert traced.fingerprint == captured.fingerprint
-    assert difference(traced, captured) is None
-    assert recaptured(traced, captured).step == traced
-    sizes = Kernel(name="k", count=3, waited_for=0.5)
-    assert identity(sizes) == identity(Kernel(name="k"))
-
-
 @given(calls_, choices, choices)
 def test_other_algorithms_are_the_same_step_in_the_names_it_had(
     calls: list[Call], was: Mapping[str, Sequence[str]], is_: Mapping[str, Sequence[str]]
@@ -127,14 +109,6 @@ def test_a_call_more_is_another_step(
     assert difference(step_of(more, algorithms), step_of(calls, algorithms)) is not None
 
 
-@given(calls_, choices)
-def test_a_call_of_a_known_operator_more_is_another_step_while_its_algorithm_is_the_same(
-    calls: list[Call], choice: Mapping[str, Sequence[str]]
-) -> None:
-    more = [*calls, calls[-1]]
-    assert difference(step_of(calls, choice), step_of(more, choice)) is not None
-
-
 CONV, OTHERS = ("conv", "features"), [("mm", "head"), ("mul", "head")]
 PLAIN = {"conv": ("to_nhwc", "fprop", "to_nchw"), "mm": ("gemm",), "mul": ("mul",)}
 
@@ -154,34 +128,6 @@ def test_a_convolution_may_take_another_algorithm_with_fewer_launches() -> None:
     )
 
 
-def test_another_function_keeps_the_name_of_what_it_replaces() -> None:
-    traced = step_of([CONV], {"conv": ("to_nhwc", "fprop")})
-    captured = step_of([CONV], {"conv": ("to_nhwc", "wgmma")})
-    found = recaptured(traced, captured)
-    assert [kernel.name for kernel in found.step.kernels] == [
-        kernel.name for kernel in traced.kernels
-    ]
-    assert found.changes == ("'features conv fprop' runs wgmma instead of fprop",)
-
-
-@pytest.mark.parametrize(
-    ("was", "is_", "words"),
-    [(("f",), ("f", "g"), "runs g as well"), (("f", "g"), ("f",), "runs no g any more")],
-)
-def test_a_helper_more_or_less_is_said(was: Sequence[str], is_: Sequence[str], words: str) -> None:
-    found = recaptured(step_of([CONV], {"conv": was}), step_of([CONV], {"conv": is_}))
-    assert words in found.changes[0]
-
-
-def test_what_is_new_takes_no_name_that_something_else_had() -> None:
-    traced = step_of([CONV], {"conv": ("f",)})
-    captured = step_of([CONV], {"conv": ("g", "k")})
-    renamed = [msgspec.structs.replace(captured.kernels[0], name=traced.kernels[0].name)]
-    captured = msgspec.structs.replace(captured, kernels=(*renamed, captured.kernels[1]))
-    names = [kernel.name for kernel in recaptured(traced, captured).step.kernels]
-    assert len({*names, traced.kernels[0].name}) == 3
-
-
 @pytest.mark.parametrize(
     ("found", "words"),
     [
@@ -198,12 +144,6 @@ def test_another_step_is_told_by_what_differs(found: Step, words: str) -> None:
     assert difference(of_kernels("gemm", "gemm", "copy"), found) == words
 
 
-def test_other_numbers_of_another_kernel_in_a_row_are_other_numbers_of_calls() -> None:
-    three, two = [CONV] * 3, [CONV] * 2
-    words = difference(step_of(three, {"conv": ("f",)}), step_of(two, {"conv": ("g",)}))
-    assert words == "'features conv' 2 x instead of 3 x in a row"
-
-
 def test_the_same_operator_of_another_module_is_another_step() -> None:
     traced = step_of([("mm", "up")], {"mm": ("f",)})
     assert "in another module, down" in str(
@@ -212,34 +152,6 @@ def test_the_same_operator_of_another_module_is_another_step() -> None:
     assert "in another module, or none" in str(
         difference(traced, step_of([("mm", "")], {"mm": ("f",)}))
     )
-
-
-def test_without_an_operator_the_function_tells_and_its_grid_may_change() -> None:
-    traced, captured = of_kernels("mine", "mine"), of_kernels("mine", "mine", mine=9)
-    assert difference(traced, captured) is None
-    found = recaptured(traced, captured)
-    assert found.changes == ("'mine' runs mine with another grid or other attributes",)
-    assert found.step.kernels[0].name == "mine"
-
-
-def test_sizes_that_the_data_decides_may_change() -> None:
-    def pooled(shapes: str) -> Step:
-        launch = Launch(function="f", operator="aten::mm", shapes=shapes, identity=shapes)
-        return Step(name="s", kernels=(Kernel(name="mm", launch=launch),), order=(0,))
-
-    traced = pooled("bf16[97(12-431)x8]")
-    assert difference(traced, pooled("bf16[80(1-500)x8]")) is None
-    assert difference(traced, pooled("bf16[80(1-500)x16]")) is not None
-
-
-def test_kernels_that_were_never_traced_are_compared_whole() -> None:
-    def plain(shape: str, count: int = 1) -> Step:
-        kernel = Kernel(name="a", shape=shape, count=count)
-        return Step(name="s", kernels=(kernel,), order=(0,) * count)
-
-    assert difference(plain("4x4"), plain("4x4")) is None
-    assert difference(plain("4x4"), plain("4x8")) == "without 'a', with a new 'a'"
-    assert difference(plain("4x4"), plain("4x4", 2)) == "'a' 2 x instead of 1 x in a row"
 
 
 def _of_shapes(*shapes: str, plain: int = 0) -> Step:

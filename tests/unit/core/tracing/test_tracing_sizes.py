@@ -1,6 +1,5 @@
 """Launches that differ in a size the data decides, pooled."""
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,20 +26,6 @@ def test_one_size_that_the_data_decides_makes_one_pool_with_its_median() -> None
     assert without_sizes(pool.shapes) == "bf16[#x1024], bf16[1024x4096]"
 
 
-def test_strides_and_second_tensors_follow_the_size() -> None:
-    (pool,) = pooled([f"bf16[64x{n}]@1x64, bf16[{n}x8]@{8 * n}x1" for n in TOKENS], TOKENS)
-    assert pool.sizes == tuple(TOKENS)
-    assert pool.shapes == "bf16[64x97(12-431)]@1x64, bf16[97(12-431)x8]@776(96-3448)x1"
-
-
-def test_a_list_of_tensors_is_of_a_size_where_each_of_them_is() -> None:
-    (pool,) = pooled([f"bf16[64x8], 2 tensors[{2 * n}]" for n in TOKENS], TOKENS)
-    assert pool.sizes == tuple(TOKENS)
-    assert pool.shapes == "bf16[64x8], 2 tensors[194(24-862)]"
-    assert pooled(["2 tensors[13]", "2 tensors[99]"], [12, 97]) == []
-    assert pooled(["0 tensors[0]", "0 tensors[0]"], [12, 97]) == []
-
-
 @pytest.mark.parametrize(
     ("shapes", "sizes"),
     [
@@ -57,25 +42,6 @@ def test_a_list_of_tensors_is_of_a_size_where_each_of_them_is() -> None:
 )
 def test_what_differs_otherwise_is_not_pooled(shapes: list[str], sizes: list[int]) -> None:
     assert pooled(shapes, sizes) == []
-
-
-def test_launches_that_are_unlike_otherwise_are_pools_of_their_own() -> None:
-    shapes = [f"bf16[{n}x8]" for n in (*TOKENS, *TOKENS)]
-    assert [pool.members for pool in pooled(shapes, TOKENS, "fffggg")] == [(0, 1, 2), (3, 4, 5)]
-
-
-def test_a_function_of_one_launch_is_a_pool_where_others_have_other_sizes() -> None:
-    found = pooled([f"bf16[{n}x8]" for n in TOKENS], TOKENS, kinds="fgf", asked="ooo")
-    assert [(pool.members, pool.shapes) for pool in found] == [
-        ((0, 2), "bf16[12(12-97)x8]"),
-        ((1,), "bf16[431(431-431)x8]"),
-    ]
-    assert pooled(["bf16[12x8]"] * 2, [12], kinds="fg", asked="oo") == []
-
-
-def test_a_pool_differs_in_the_same_places_throughout() -> None:
-    found = pooled(["bf16[12x97]", "bf16[97x97]", "bf16[12x431]", "bf16[431x97]"], TOKENS)
-    assert [pool.members for pool in found] == [(0, 1, 3)]
 
 
 sizes_ = st.lists(st.integers(1, 50), min_size=1, max_size=12)
@@ -145,18 +111,6 @@ def test_a_mixture_of_experts_has_a_kernel_a_function_measured_at_its_median() -
     assert sentence.endswith("together that is -78% of size")
 
 
-def test_a_grid_tells_the_size_of_an_input_that_a_profile_does_not() -> None:
-    def gathered(rows: int) -> tuple[Node, TracedActivity]:
-        node, activity = experts([64], function="gather")[0]
-        return msgspec.structs.replace(node, grid=(rows, 1, 1)), activity
-
-    found = traced([gathered(n) for n in (30, 10, 20)], [30, 10, 20])
-    (kernel,) = found.step.kernels
-    assert kernel.shape == "bf16[64x8], bf16[8x16], grid[20(10-30)x1x1]"
-    assert (kernel.count, found.launch_of(0)) == (3, 2)
-    assert len(traced([gathered(n) for n in (30, 10, 20)], [64]).step.kernels) == 3
-
-
 def routed(tokens: list[int]) -> Step:
     """Return experts' products, for which a library chooses a function by size."""
     launches = [one for n in tokens for one in experts([n], function=f"gemm_{n // 16}")]
@@ -177,27 +131,3 @@ def test_another_routing_is_the_same_step(before: list[int], now: list[int]) -> 
         assert found.changes == ()
         names = [[step.kernels[k].name for k in step.order] for step in (was, found.step)]
         assert names[0] == names[1]
-
-
-def test_another_routing_is_told_where_a_library_chose_another_function_only() -> None:
-    was = routed([20, 40, 50])
-    assert recaptured(was, routed([21, 41, 51])).changes == ()
-    (words,) = recaptured(was, routed([21, 3, 51])).changes
-    assert "runs gemm_1 and gemm_0 and gemm_3 instead of gemm_1 and gemm_2 and gemm_3" in words
-
-
-def test_a_size_that_no_other_launch_shows_may_change_where_the_data_decided_it() -> None:
-    was, is_ = (traced(experts([n]), [n]).step for n in (14, 15))
-    assert difference(was, is_) is None
-    assert difference(was, msgspec.structs.replace(is_, data_sizes=(14,))) is not None
-    full = traced(experts([8, 3]), [8, 3]).step  # as many as the weights are wide
-    assert difference(full, routed([3, 5])) is None
-
-
-def test_a_step_whose_data_decides_nothing_has_a_kernel_a_size() -> None:
-    found = traced(experts([30, 10, 20]), [])
-    assert [kernel.shape for kernel in found.step.kernels] == [
-        f"bf16[{n}x8], bf16[8x16]" for n in (30, 10, 20)
-    ]
-    assert not found.step.warnings
-    assert [found.launch_of(kernel) for kernel in range(3)] == [0, 1, 2]

@@ -85,65 +85,12 @@ def test_a_launch_may_take_its_slack_longer_and_no_more(
     assert _with(found, place, slack_s + 1.0) == pytest.approx(found.step_s() + 1.0, abs=1e-9)
 
 
-@given(_profiles())
-def test_something_has_no_slack(seen: Sequence[TracedActivity]) -> None:
-    assert streams(seen).slack_s().min() == pytest.approx(0.0, abs=1e-9)
-
-
-@given(_profiles(), st.lists(st.floats(0.0, 2.0), min_size=18, max_size=18))
-def test_no_launch_that_takes_longer_makes_the_step_shorter(
-    seen: Sequence[TracedActivity], more_s: list[float]
-) -> None:
-    found = streams(seen)
-    assert _taking(found, found.duration_s + more_s[: len(seen)]) >= found.step_s() - 1e-9
-
-
-@given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=8))
-def test_one_stream_leaves_no_slack_and_takes_the_sum(durations_s: list[float]) -> None:
-    ends = np.cumsum(durations_s)
-    seen = [_launch(end - s, end, 0) for s, end in zip(durations_s, ends, strict=True)]
-    found = streams(seen)
-
-    assert found.slack_s() == pytest.approx(np.zeros(len(seen)), abs=1e-9)
-    assert _taking(found, 2.0 * found.duration_s) == pytest.approx(2.0 * ends[-1])
-
-
 def test_a_collective_beside_the_backward_pass_could_take_longer() -> None:
     found = streams(_DDP)
 
     assert found.waits == ((), (0,), (0,), (1, 2), (1, 3))
     assert found.slack_s() == pytest.approx([0.0, 0.0, 1.0, 0.0, 0.0])
     assert found.step_s() == pytest.approx(4.5)
-
-
-def test_a_wait_that_was_over_already_is_known_only_where_it_is_listed() -> None:
-    seen = (
-        _launch(0.0, 1.0, _COMPUTE),
-        _launch(0.0, 0.5, _NETWORK, Pass.COMMUNICATION),
-        _launch(1.0, 2.0, _COMPUTE),
-    )
-
-    assert streams(seen).slack_s()[1] == pytest.approx(1.5)
-    assert streams(seen, [(2, 1)]).slack_s()[1] == pytest.approx(0.5)
-    assert streams(seen, [(1, 2)]).waits == streams(seen).waits  # none waits for what comes later
-
-
-def test_of_nothing_nothing_is_said() -> None:
-    assert streams(()).step_s() == 0.0
-    assert not len(streams(()).slack_s())
-    assert beside_note(()) is None
-    assert beside_note(_DDP[:2]) is None
-
-
-def test_it_is_said_how_much_of_the_collectives_is_beside_other_launches() -> None:
-    assert beside_note(with_shares(_DDP)) == (
-        "collectives take 1.5e+03 ms of the step, 1e+03 ms of these under other launches, for "
-        "which it does not wait: they could take 1e+03 ms longer at most; where the host keeps "
-        "ahead, it takes 4.5e+03 ms"
-    )
-    assert beside_note(with_shares((*_DDP[:2], *_DDP[3:]))) == (
-        "the step waits for all of its collectives; where the host keeps ahead, it takes 4.5e+03 ms"
-    )
 
 
 def test_a_copy_in_another_stream_counts_for_what_of_it_is_waited_for() -> None:
@@ -178,31 +125,6 @@ def test_what_is_exposed_adds_up_to_what_a_step_without_it_is_shorter_by(
     assert (exposed_s >= 0.0).all()
     assert (exposed_s <= found.duration_s + 1e-9).all()
     assert not exposed_s[~apart].any()
-
-
-@given(_profiles(), st.data())
-def test_one_launch_is_exposed_by_what_the_step_without_it_is_shorter_by(
-    seen: Sequence[TracedActivity], data: st.DataObject
-) -> None:
-    found, place = streams(seen), data.draw(st.integers(0, len(seen) - 1))
-    alone = np.arange(len(seen)) == place
-
-    shorter_s = found.step_s() - _with(found, place, -float(found.duration_s[place]))
-    assert found.exposed_s(alone)[place] == pytest.approx(shorter_s, abs=1e-9)
-
-
-def test_of_a_chain_that_outlasts_what_it_is_overlapped_what_comes_after_it_is_exposed() -> None:
-    # Compute is over after 3 s; two collectives run from 1 to 3.5 s and on to 6 s.
-    seen = (
-        _launch(0.0, 1.0, _COMPUTE),
-        _launch(1.0, 3.0, _COMPUTE),
-        _launch(1.0, 3.5, _NETWORK, Pass.COMMUNICATION),
-        _launch(3.5, 6.0, _NETWORK, Pass.COMMUNICATION),
-    )
-    apart = np.array([False, False, True, True])
-
-    assert streams(seen).exposed_s(apart) == pytest.approx([0.0, 0.0, 0.5, 2.5])
-    assert [one.waited_for for one in with_shares(seen)] == [1.0, 1.0, 0.2, 1.0]
 
 
 def test_waiting_for_another_rank_is_not_what_a_collective_takes() -> None:
