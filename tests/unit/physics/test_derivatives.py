@@ -118,20 +118,3 @@ def test_derivatives_by_the_memory_points(name: str, seed: int) -> None:
             where = costs.at.core_mhz, costs.at.mem_mhz, costs.at.temperature_c
             ends.append(_log_costs(gpu, costs.kernels, *where).log)
         assert by[:, :, m] == pytest.approx((ends[0] - ends[1]) / (2 * _STEP), abs=1e-6)
-
-
-def test_a_kernel_that_is_all_fixed_time_follows_no_clock() -> None:
-    none = np.zeros(1)
-    kernels = KernelArrays(
-        core_mcycles=none,
-        dram_mcycles=none,
-        xbar_mcycles=none,
-        fixed_s=np.array([1e-3]),
-        work_j_per_v2=none,
-        dram_j=none,
-        serial=np.array([False]),
-    )
-    costs = _log_costs(_GPU, kernels, np.array([1500.0]), np.array([9501.0]), np.array([55.0]))
-
-    assert costs.by_kernel()[0, 0].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
-    assert not costs.by_gpu()[0].any()

@@ -76,14 +76,6 @@ def test_weights_are_what_a_joule_of_a_launch_adds_to_windows(seed: int, fading:
     assert counted == pytest.approx(fading.each_s * float(windows @ means_w))
 
 
-def test_a_second_stage_sees_what_was_later() -> None:
-    time_s, power_w = np.full(40, 2e-3), np.repeat([700.0, 300.0], 20)
-    one, two = (f.means_w(time_s, power_w * time_s) for f in (Fading(each_s=0.02), REAL))
-    assert one.argmax() == 19
-    assert two.argmax() > one.argmax()
-    assert SIMULATED.means_w(time_s, power_w * time_s).max() < one.max()
-
-
 def test_a_round_that_takes_no_time_has_no_mean() -> None:
     for fading in (SIMULATED, REAL):
         with pytest.raises(ValueError, match="takes no time"):

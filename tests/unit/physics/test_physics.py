@@ -12,8 +12,6 @@ from underclock.gpus.models import gpu_model
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import (
-    WarmPower,
-    boost_mhz,
     busy_w,
     dram_mhz,
     duration_s,
@@ -81,26 +79,6 @@ def test_a_busy_board_draws_more_than_an_idle_one_and_a_hot_one_more_than_a_cold
     assert busy_w(_GPU, kernel, core_mhz, mem_mhz, temperature_c + 1.0) > busy
 
 
-@given(kernels, mem, warmth)
-def test_the_same_formula_serves_one_clock_and_many(
-    kernel: KernelConstants, mem_mhz: float, temperature_c: float
-) -> None:
-    many = busy_w(_GPU, kernel, _BINS, np.full_like(_BINS, mem_mhz), temperature_c)
-
-    assert many[7] == pytest.approx(busy_w(_GPU, kernel, float(_BINS[7]), mem_mhz, temperature_c))
-
-
-@given(kernels, mem, warmth, st.integers(1, len(_BINS)))
-def test_power_at_any_temperature_is_the_same_where_the_rest_is_known(
-    kernel: KernelConstants, mem_mhz: float, temperature_c: float, count: int
-) -> None:
-    mems_mhz = np.full_like(_BINS, mem_mhz)
-    known = WarmPower.of(_GPU, kernel, _BINS, mems_mhz)
-    anew = busy_w(_GPU, kernel, _BINS[:count], mems_mhz[:count], temperature_c)
-
-    assert (known.first(count, temperature_c) == anew).all()
-
-
 @given(kernels, mem, warmth, st.floats(50.0, 600.0))
 def test_the_capped_clock_keeps_the_limit_and_wastes_none_of_it(
     kernel: KernelConstants, mem_mhz: float, temperature_c: float, limit_w: float
@@ -124,14 +102,6 @@ def test_two_stretches_of_heat_make_one(
     assert temperature_after(_GPU, between_c, power_w, second_s) == pytest.approx(
         temperature_after(_GPU, start_c, power_w, first_s + second_s)
     )
-
-
-@given(warmth)
-def test_heat_costs_boost_in_whole_bins(temperature_c: float) -> None:
-    lost_mhz = _GPU.boost_mhz - boost_mhz(_GPU, temperature_c)
-
-    assert lost_mhz >= 0
-    assert lost_mhz % _GPU.boost_loss_mhz == 0
 
 
 @pytest.mark.parametrize("bad", [{}, {"core_mcycles": -1.0, "fixed_s": 1.0}])

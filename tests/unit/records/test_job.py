@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from small_jobs import GPU, WAITING, fixed, job_of_ranks, profile, small_job
+from small_jobs import WAITING, fixed, job_of_ranks, small_job
 from underclock.records import Arm, Cost, Status, Strategy
 from underclock.records.job import (
     Held,
@@ -115,13 +115,6 @@ def test_an_instruction_that_a_rank_runs_twice_is_refused() -> None:
         replace(job, ranks=(again, job.ranks[1]))
 
 
-def test_a_frontier_goes_from_fast_to_slow() -> None:
-    plan = plan_of(small_job())
-    slow = replace(plan.frontier[0], cost=replace(plan.frontier[0].cost, time_s=2.0))
-    with pytest.raises(ValueError, match="from fast to slow"):
-        replace(plan, frontier=(slow, *plan.frontier))
-
-
 def test_waiting_draws_what_lies_between_the_clocks_listed() -> None:
     listed = (
         Waiting(core_mhz=500, power_w=50.0),
@@ -139,20 +132,3 @@ def test_a_job_and_its_plan_come_back_from_json_as_they_were() -> None:
     assert msgspec.json.decode(msgspec.json.encode(plan), type=JobPlan) == plan
     assert "auto +0.00 % energy at +0.00 % time" in repr(plan)
     assert "ranks 4" in repr(plan.job)
-
-
-def test_a_job_says_what_is_known_of_it() -> None:
-    job = small_job()
-    assert job.has_energy
-    timed = {
-        name: replace(each, rows=tuple(replace(row, energy_j=None) for row in each.rows))
-        for name, each in job.profiles.items()
-    }
-    assert not replace(job, profiles=timed).has_energy
-    assert not replace(job_of_ranks((fixed(1.0),))).has_energy
-    assert job.gpu_of(1) == GPU
-    assert str(job.ranks[0].instructions[0]) == "forward of microbatch 0"
-    assert profile(1.0).rows[0].clocks.core_mhz == 1000
-    with pytest.raises(KeyError):
-        plan_of(job).arm("rank")
-    assert plan_of(job).promise.energy_change == 0.0

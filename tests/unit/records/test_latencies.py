@@ -1,7 +1,5 @@
 """What a table of latencies holds, and what it answers for switches that nobody sampled."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -11,7 +9,6 @@ from made_switches import switch
 from underclock.errors import DataError
 from underclock.records import Evidence, GpuInfo
 from underclock.records.latencies import Domain, LatencyTable, Switch
-from underclock.store import read_document, write_document
 
 _GPU = GpuInfo(name="G", driver="580")
 _CORE, _MEMORY = Domain.CORE, Domain.MEMORY
@@ -68,23 +65,6 @@ def test_a_switch_is_answered_by_what_was_sampled_near_it(
     assert _TABLE.delay_s(domain, from_mhz, to_mhz) == expected_s
 
 
-def test_a_total_has_all_parts() -> None:
-    assert _TABLE.answer(_MEMORY, 5001, 9501).total_s == pytest.approx(0.005 + 0.1 + 0.01)
-
-
-def test_the_slowest_way_to_every_target() -> None:
-    found = [(switch.domain, switch.from_mhz, switch.to_mhz) for switch in _TABLE.slowest()]
-
-    assert found == [
-        (_CORE, 1200, 600),
-        (_CORE, 600, 1200),
-        (_CORE, 1200, 1800),
-        (_CORE, 1200, None),
-        (_MEMORY, 9501, 5001),
-        (_MEMORY, 5001, 9501),
-    ]
-
-
 @given(st.lists(st.tuples(clocks, clocks, durations), min_size=1, max_size=12), clocks, clocks)
 def test_an_answer_is_a_sampled_switch_and_never_faster_than_the_fastest(
     rows: list[tuple[int | None, int | None, float]], from_mhz: int | None, to_mhz: int | None
@@ -99,11 +79,6 @@ def test_an_answer_is_a_sampled_switch_and_never_faster_than_the_fastest(
         assert found.delay_s == max(d for (_, other), d in distinct.items() if other == to_mhz)
 
 
-def test_a_domain_nobody_measured_has_no_answer() -> None:
-    with pytest.raises(DataError, match="no switch of the memory clock"):
-        _table(_switch(600, 1200, 0.03)).answer(_MEMORY, 5001, None)
-
-
 @given(clocks, clocks, durations, st.sampled_from(Domain))
 def test_an_assumed_latency_is_the_same_everywhere(
     from_mhz: int | None, to_mhz: int | None, duration_s: float, domain: Domain
@@ -116,12 +91,6 @@ def test_an_assumed_latency_is_the_same_everywhere(
     assert table.evidence is None
     assert table.gpu is None
     assert table.check_gpu(_GPU) == ()
-
-
-def test_an_assumed_call_blocks_too() -> None:
-    assert LatencyTable.constant(1e-3, call_s=5e-3).answer(_CORE, 1, 2).total_s == 6e-3
-    scattered = LatencyTable.constant(4e-3, jitter_s=1e-3).answer(_CORE, 1, 2)
-    assert (scattered.delay_p05_s, scattered.delay_p95_s) == pytest.approx((2.355e-3, 5.645e-3))
 
 
 def test_a_table_of_another_gpu_is_refused_and_another_driver_is_told() -> None:
@@ -158,16 +127,3 @@ def test_a_table_says_something_and_one_thing_only() -> None:
         _table()
     with pytest.raises(ValueError, match="one row for each switch"):
         _table(_switch(600, 1200, 0.03), _switch(600, 1200, 0.02))
-
-
-def test_there_and_back(tmp_path: Path) -> None:
-    for name, table in (("made.json", _TABLE), ("assumed.json", LatencyTable.constant(1e-3))):
-        write_document(tmp_path / name, table)
-        assert read_document(tmp_path / name, LatencyTable) == table
-
-
-def test_a_file_of_something_else_says_what_makes_one(tmp_path: Path) -> None:
-    (tmp_path / "step.json").write_text('{"kind": "latencies", "schema": 4, "name": "x"}')
-    with pytest.raises(DataError, match="not a readable latencies file") as caught:
-        read_document(tmp_path / "step.json", LatencyTable)
-    assert "underclock latency" in caught.value.hint

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Pass
+from underclock.records import Clocks, Evidence, GpuInfo, Pass
 from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
 
 
@@ -88,7 +88,3 @@ def test_a_plan_says_what_it_saves() -> None:
 def test_tables_that_cannot_be_are_refused(make: Callable[[], object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make()
-
-
-def test_auto_is_auto() -> None:
-    assert FAST.clocks == AUTO
