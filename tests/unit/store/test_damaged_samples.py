@@ -9,8 +9,8 @@ import pytest
 
 from sample_files import assert_refused, filled, in_company, run
 from underclock.errors import DataError
-from underclock.records import SCHEMAS, Evidence
-from underclock.store import SampleFile, read_samples
+from underclock.records import SCHEMAS
+from underclock.store import SampleFile
 from underclock.store.database import checksum
 
 Damage = str | Callable[[Path], None]
@@ -137,12 +137,6 @@ class TestToldApartByContent:
 
         assert "underclock measure" in error.hint
 
-    def test_an_empty_file_named_db_is_refused(self, tmp_path: Path) -> None:
-        path = tmp_path / "s.db"
-        path.touch()
-
-        assert_refused(path, "no SQLite database")
-
     @pytest.mark.parametrize("body", ['{"schema": 1}', "[1, 2]"])
     def test_json_given_as_samples_is_named_as_such(self, tmp_path: Path, body: str) -> None:
         path = tmp_path / "plan.json"
@@ -151,12 +145,3 @@ class TestToldApartByContent:
         error = assert_refused(path, "is JSON")
 
         assert "samples.db or a CSV table" in error.hint
-
-    def test_a_samples_file_needs_no_suffix(self, tmp_path: Path) -> None:
-        assert len(read_samples(filled(tmp_path / "samples.csv")).samples) == 3
-
-    def test_anything_else_is_read_as_a_table(self, tmp_path: Path) -> None:
-        path = tmp_path / "sweep.txt"
-        path.write_text("gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\ng,k,,,1,1,\n")
-
-        assert read_samples(path).evidence is Evidence.REPLAYED

@@ -1,6 +1,5 @@
 """Tables as other programs write them: read once a person confirms it, else refused."""
 
-import contextlib
 import csv
 import gzip
 import io
@@ -14,12 +13,10 @@ from rich.console import Console
 
 import underclock
 from refused import assert_refused
-from underclock.errors import DataError
 from underclock.records import Evidence, SampleSet
 from underclock.report import plan_tables
 from underclock.store import read_samples, read_table
 
-_DATA = Path(__file__).parents[4] / "shared" / "data"
 _NAMES = {  # what our columns are called, and how much of our unit each one's is
     "gpu": "gpu, GPU, gpu_name, device, Device Name",
     "kernel": "kernel, kernel_name, kernelName, app, benchmark",
@@ -175,18 +172,6 @@ def test_two_columns_that_may_be_one_are_refused_by_name(tmp_path: Path) -> None
     assert "core_mhz" in error.hint
 
 
-def test_what_only_says_more_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    rows: list[dict[str, object]] = [
-        {"energy": 1, "time_sd_ms": 2, "workload": "w", "temperature.gpu": 50, **row}
-        for row in _ROWS
-    ]
-    found = read_table(_table(tmp_path / "t.csv", rows), confirm=_yes)
-
-    assert {sample.temperature_c for sample in found.samples} == {50.0}
-    assert {kernel.name for kernel in found.kernels} == {"a", "b"}
-    assert any("left out: 'energy', 'time_sd_ms'" in words for words in found.warnings)
-
-
 def test_a_sweep_of_one_program_has_its_files_name_and_memory_at_auto(tmp_path: Path) -> None:
     path = tmp_path / "gemm.csv"
     path.write_text("gpu,freq,time [ms],power [mW]\nG,900,2 ms,90000\nG,1800,1,200000\n")
@@ -239,21 +224,3 @@ def test_a_simulators_rows_stay_simulated(tmp_path: Path) -> None:
     again = underclock.measure(gpu=f"replay:{path}", to=tmp_path / "s.db")
     assert again.evidence is Evidence.SIMULATED
     assert again.is_exact
-
-
-@pytest.mark.skipif(not _DATA.is_dir(), reason="the public tables are not here")
-def test_public_tables_are_read_or_refused_with_a_sentence_that_helps() -> None:
-    read = []
-    for path in sorted(_DATA.rglob("*.csv")):
-        with contextlib.suppress(DataError):
-            read.append((path.name, len(read_table(path, confirm=_yes).samples)))
-            continue
-        with pytest.raises(DataError) as refused:
-            read_table(path, confirm=_yes)
-        assert refused.value.hint
-    locked = [(name, rows) for name, rows in read if "locked" in name or "meter" in name]
-
-    assert locked == [
-        ("a4000_fp32_locked_clock.csv", 8),
-        ("rtx4000ada_gemm_external_meter.csv", 400),
-    ]

@@ -60,19 +60,6 @@ def test_boards_come_apart_as_they_were(tmp_path: Path) -> None:
         SampleFile.open(tmp_path / "all.db", writable=True)
 
 
-def test_a_window_whose_power_no_gpu_draws_is_left_out_of_merged_samples_too(
-    tmp_path: Path,
-) -> None:
-    bad = msgspec.structs.replace(window(1.1, 1), energy_j=1e9)
-    files = [file(tmp_path / f"{n}.db", board(n), window(1.0 + n), *[bad][: 1 - n]) for n in (0, 1)]
-    merge(files, tmp_path / "all.db")
-
-    found = read_samples(tmp_path / "all.db")
-
-    assert [each.time_s for each in found.windows] == [1.0, 2.0]
-    assert any("1 of 2 windows were left out" in words for words in found.warnings)
-
-
 def test_runs_on_one_board_are_repeats_and_each_keeps_its_provenance(tmp_path: Path) -> None:
     other = msgspec.structs.replace(BOARD, provenance=Provenance(seed=1, version="1"))
     files = [
@@ -109,15 +96,6 @@ def test_merged_files_merge_and_replace_only_merged_ones(tmp_path: Path) -> None
         merge(files[1:], files[0], force=True)
     with pytest.raises(UsageError, match="it is read as"):
         merge([tmp_path / "all.db"], tmp_path / "all.db", force=True)
-
-
-def test_a_file_that_is_being_written_is_merged_as_far_as_it_is(tmp_path: Path) -> None:
-    with SampleFile.create(tmp_path / "0.db", BOARD) as writing:
-        writing.append(window(1.0))
-        merge([tmp_path / "0.db"], tmp_path / "all.db")
-        writing.append(window(1.1, 1))
-
-    assert len(read_samples(tmp_path / "all.db").windows) == 1
 
 
 @pytest.mark.parametrize(
@@ -175,21 +153,3 @@ def test_a_damaged_merged_file_is_refused(tmp_path: Path, damage: str) -> None:
     with pytest.raises(DataError, match="not as it was written") as caught:
         read_samples(path)
     assert str(path) in str(caught.value)
-
-
-def test_a_merged_file_of_a_later_schema_says_to_upgrade(tmp_path: Path) -> None:
-    path = tmp_path / "all.db"
-    merge([file(tmp_path / "0.db", BOARD, window(1.0))], path)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA user_version = 2")
-
-    with pytest.raises(DataError, match="written by a newer underclock"):
-        read_samples(path)
-
-
-def test_no_room_for_a_merged_file_is_said(tmp_path: Path) -> None:
-    made = file(tmp_path / "0.db", BOARD, window(1.0))
-    (tmp_path / ".all.db.partial").mkdir()
-
-    with pytest.raises(UsageError, match="cannot write"):
-        merge([made], tmp_path / "all.db")

@@ -91,12 +91,3 @@ def test_powers_that_no_gpu_draws_are_refused(
     with pytest.raises(DataError, match=f"line 2: .* is {words}, and GPUs draw") as refused:
         read_profiles(written(tmp_path, f"0,forward,1410,0.01,{energy}\n"))
     assert hint in refused.value.hint
-
-
-def test_the_case_of_a_profile_in_millijoules_is_refused() -> None:
-    path = Path(__file__).parents[3].parent / "shared" / "cases" / "21-zeus-profile" / "mj.csv"
-    if not path.exists():
-        pytest.skip("the cases are not here")
-    with pytest.raises(DataError, match="and GPUs draw from") as refused:
-        read_profiles(path)
-    assert "are the energies in mJ?" in refused.value.hint

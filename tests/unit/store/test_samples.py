@@ -1,9 +1,12 @@
 """Our own measurements: there and back, resumed, killed."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -72,13 +75,6 @@ def test_windows_come_back_as_they_went_in_the_order_taken(
     assert found.in_situ == auto_steps
 
 
-def test_the_header_comes_back_as_it_went(tmp_path: Path) -> None:
-    with SampleFile.create(tmp_path / "s.db", HEADER) as file:
-        assert file.header == HEADER
-
-    assert read_samples(tmp_path / "s.db") == HEADER
-
-
 def test_a_file_is_resumed_where_it_stopped(tmp_path: Path) -> None:
     path = filled(tmp_path / "s.db", 2)
 
@@ -143,24 +139,6 @@ class TestCreate:
 
         assert len(read_samples(path).samples) == 3
 
-    def test_a_missing_folder_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="no folder"):
-            SampleFile.create(tmp_path / "missing" / "s.db", HEADER)
-
-    @pytest.mark.parametrize("folder", ["/proc", "/sys"])
-    def test_a_folder_that_takes_no_files_is_our_error(self, folder: str) -> None:
-        with pytest.raises(UsageError, match="cannot write"):
-            SampleFile.create(Path(folder) / "s.db", HEADER)
-
-    @pytest.mark.parametrize("length", [248, 255, 256])
-    def test_a_name_with_no_room_for_its_journal_is_our_error(
-        self, tmp_path: Path, length: int
-    ) -> None:
-        with pytest.raises(UsageError, match="cannot write"):
-            SampleFile.create(tmp_path / ("n" * length), HEADER)
-
-        assert list(tmp_path.iterdir()) == []
-
     def test_what_an_earlier_kill_left_aside_is_no_obstacle(self, tmp_path: Path) -> None:
         (tmp_path / ".s.db.partial").write_bytes(b"half a file")
 
@@ -170,16 +148,6 @@ class TestCreate:
 
 
 class TestNotes:
-    def test_they_follow_the_headers_warnings_in_the_order_taken(self, tmp_path: Path) -> None:
-        path = tmp_path / "s.db"
-        with SampleFile.create(path, HEADER) as file:
-            file.note(["a neighbour computes", "clocks fell"])
-            file.note(["it is hot"])
-            noted = file.sample_set().warnings
-
-        assert noted == ("take care", "a neighbour computes", "clocks fell", "it is hot")
-        assert read_samples(path).warnings == noted
-
     def test_what_is_there_already_is_not_repeated(self, tmp_path: Path) -> None:
         path = tmp_path / "s.db"
         with SampleFile.create(path, HEADER) as file:
@@ -189,14 +157,6 @@ class TestNotes:
             assert file.header == HEADER
 
         assert read_samples(path).warnings == ("take care", "clocks fell", "it is hot")
-
-    def test_a_reader_may_add_none(self, tmp_path: Path) -> None:
-        path = filled(tmp_path / "s.db")
-        with (
-            SampleFile.open(path, writable=False) as file,
-            pytest.raises(DataError, match="readonly"),
-        ):
-            file.note(["clocks fell"])
 
 
 APPEND_FOREVER = """
@@ -254,3 +214,108 @@ def test_a_log_left_by_a_kill_does_not_spoil_a_new_file_of_that_name(tmp_path: P
         file.append(sample(0))
 
     assert [s.repeat for s in read_samples(path).samples] == [0]
+
+
+# Says what became of it; what it acknowledged is on its standard output.
+WRITER = """
+import sys
+from pathlib import Path
+from underclock.errors import UnderclockError
+from underclock.records import Evidence, GpuInfo, Kernel, SampleSet, Window
+from underclock.store import SampleFile
+
+path, name = Path(sys.argv[1]), sys.argv[2]
+header = SampleSet(evidence=Evidence.SIMULATED, gpu=GpuInfo(name="a GPU"), workload="a step",
+                 kernels=(Kernel(name="one"), Kernel(name="two")))
+sys.stdin.readline()
+try:
+    with (SampleFile.open(path, writable=True) if path.exists()
+          else SampleFile.create(path, header)) as file:
+        for repeat in range(200):
+            file.append(Window(kernel=name, repeat=repeat, time_s=1.0, energy_j=100.0))
+        print("acknowledged", flush=True)
+        sys.stdin.readline()
+except UnderclockError as exc:
+    print("refused:", exc, flush=True)
+"""
+
+
+def test_of_two_that_begin_one_file_one_writes_and_the_other_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    said = [writer.stdout.readline() for writer in writers if writer.stdout is not None]
+    for writer in writers:
+        writer.communicate("end\n")
+
+    assert sorted(words.split()[0] for words in said) == ["acknowledged", "refused:"]
+    assert any("another process is measuring" in w or "it exists" in w for w in said)
+    winner = ("one", "two")[said.index("acknowledged\n")]
+    assert [s.kernel for s in read_samples(path).samples] == [winner] * 200
+    assert [p.name for p in tmp_path.iterdir()] == ["s.db"]
+
+
+def test_who_comes_second_is_told_and_who_came_first_goes_on(tmp_path: Path) -> None:
+    with SampleFile.create(tmp_path / "s.db", HEADER) as first:
+        first.append(sample(0))
+        with pytest.raises(UsageError, match="another process is measuring into") as caught:
+            SampleFile.open(tmp_path / "s.db", writable=True)
+        first.append(sample(1))
+        assert len(read_samples(tmp_path / "s.db").samples) == 2
+
+    assert "wait until it has ended" in caught.value.hint
+    with SampleFile.open(tmp_path / "s.db", writable=True) as again:
+        again.append(sample(2))
+
+
+def test_time_spent_is_counted_over_all_runs(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with SampleFile.create(path, HEADER) as file:
+        assert file.gpu_s == 0.0
+        file.append(sample(0), gpu_s=60.5)
+        file.spend(9.5)
+    with SampleFile.open(path, writable=True) as file:
+        assert file.gpu_s == 70.0
+        file.append(sample(1), gpu_s=1.0)
+        assert file.gpu_s == 71.0
+
+
+@contextmanager
+def _room_for(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_without_room_is_no_damage_and_loses_nothing(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s.db")
+    acknowledged = 3
+
+    with (  # noqa: PT012 - until it is full
+        _room_for(150_000),
+        pytest.raises(DataError) as caught,
+        SampleFile.open(path, writable=True) as file,
+    ):
+        for repeat in range(3, 5000):
+            file.append(sample(repeat))
+            acknowledged += 1
+
+    assert "damaged" not in str(caught.value)
+    assert "cannot use" in str(caught.value)
+    assert "the file is whole" in caught.value.hint
+    assert 3 < acknowledged == len(read_samples(path).samples)
