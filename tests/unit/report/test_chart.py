@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from underclock.report.chart import (
     BLUE,
     ORANGE,
-    Axis,
     Chart,
     Series,
     Shade,
     draw,
-    padded,
     round_ticks,
     shortened,
 )
@@ -56,30 +54,6 @@ def test_ticks_are_round_lie_within_and_are_told_apart(
         assert math.isclose(written, value, rel_tol=1e-6, abs_tol=1e-6 * span)
 
 
-@pytest.mark.parametrize(
-    ("signed", "texts"),
-    [
-        (True, [f"{MINUS}10", f"{MINUS}5", "0", "+5"]),
-        (False, [f"{MINUS}10", f"{MINUS}5", "0", "5"]),
-    ],
-)
-def test_a_change_has_a_sign_and_an_amount_has_none(signed: bool, texts: list[str]) -> None:  # noqa: FBT001
-    assert [words for _, words in round_ticks(-10.0, 5.0, 4, signed=signed)] == texts
-
-
-@pytest.mark.parametrize("values", [[0.0], [3.0], [-2.0, -2.0], [1.0, 2.0]])
-def test_limits_differ_and_hold_all_values(values: list[float]) -> None:
-    low, high = padded(values)
-
-    assert low < min(values) <= max(values) < high
-
-
-def test_an_axis_maps_its_ends_to_its_ends() -> None:
-    axis = Axis(low=-1.0, high=3.0, start_px=300.0, end_px=20.0, ticks=())
-
-    assert (axis.px(-1.0), axis.px(3.0), axis.px(1.0)) == (300.0, 20.0, 160.0)
-
-
 @pytest.mark.untraced
 @given(st.text(max_size=80), st.integers(5, 40))
 def test_a_shortened_name_keeps_both_its_ends(words: str, most: int) -> None:
@@ -115,29 +89,6 @@ def test_names_of_points_that_coincide_stand_apart_and_within_the_drawing(width_
         for other_x, other_y, other_length in places[:n]:
             beside = x > other_x + 6 * other_length or other_x > x + 6 * length
             assert abs(y - other_y) >= 12 or beside
-
-
-def test_names_stand_above_a_falling_line_and_have_a_halo() -> None:
-    line = Series(name="frontier", points=((0.0, 0.0), (5.0, -20.0)), colour=BLUE)
-
-    text = draw(chart(line, named("on it", 2.5, -10.0)), 880)
-
-    (label,) = (e for e in elements(text, "text") if e.text == "on it")
-    (marker,) = elements(text, "polygon")
-    corners = [tuple(map(float, pair.split(","))) for pair in marker.get("points", "").split()]
-    assert float(label.get("x", 0)) > max(x for x, _ in corners)
-    assert float(label.get("y", 0)) < sum(y for _, y in corners) / 4
-    assert label.get("paint-order") == "stroke"
-
-
-def test_a_long_title_of_an_axis_is_not_cut_off() -> None:
-    title = "energy of the kernel, change against auto (%)"
-    series = Series(name="s", points=((0.0, 0.0),), colour=BLUE, symbol="circle")
-
-    text = draw(replace(chart(series), x_title=title), 350)
-
-    (element,) = (e for e in elements(text, "text") if e.text == title)
-    assert float(element.get("x", 0)) + 3.3 * len(title) <= 350
 
 
 def test_no_number_is_written_that_a_browser_cannot_read() -> None:

@@ -21,9 +21,7 @@ from underclock.records import (
     Arm,
     Clocks,
     Evidence,
-    Granularity,
     Kernel,
-    LatencyPoint,
     Plan,
     Segment,
     Status,
@@ -148,23 +146,6 @@ def test_a_fixed_clock_that_saves_as_much_is_recommended() -> None:
     assert "use that" not in page(LATENCY_PLAN, None)
 
 
-def test_a_plan_for_one_clock_does_not_recommend_itself() -> None:
-    step = Granularity.STEP
-    one = dict.fromkeys(("a", "b"), choices(2)["kernel1"])
-    plan = with_plan(
-        chosen=Strategy.BEST_FIXED,
-        bound=None,
-        kernels=one,
-        granularity=step,
-        evidence=Evidence.MEASURED,
-    )
-    text = page(plan, None)
-
-    assert "use that" not in text
-    assert "no clocks change during it" in text
-    assert "sudo nvidia-smi -i 0 -lgc 1680,1680" in text
-
-
 @pytest.mark.parametrize(
     ("fixed", "wanted", "unwanted"),
     [
@@ -177,54 +158,6 @@ def test_a_clock_left_to_the_driver_is_not_set(fixed: Clocks, wanted: str, unwan
 
     assert f"To undo: <code>sudo nvidia-smi -i 0 {wanted}</code>" in text
     assert unwanted not in text
-
-
-def test_an_auto_plan_does_not_deny_what_another_arm_saves() -> None:
-    kept = {
-        name: msgspec.structs.replace(each, core_mhz=None, mem_mhz=None)
-        for name, each in choices(2).items()
-    }
-    arms = tuple(
-        Arm.of(
-            arm.name,
-            cost(-0.001, -0.0825) if arm.name is Strategy.PASS else cost(0.0, 0.0),
-            arm.status,
-            arm.gap,
-        )
-        for arm in ARMS
-    )
-    plan = with_plan(kernels=kept, arms=arms, chosen=Strategy.KERNEL_LOCAL, baseline=AUTO)
-
-    said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
-
-    assert "no other clocks surely save energy" not in said
-    assert "(kernel, local) do not surely save energy" in said
-    assert "pass-level does, -8.25 %" in said
-
-
-def test_where_a_range_is_reported_what_is_held_is_the_headline() -> None:
-    best = LatencyPoint(latency_s=6e-3, time_change=0.0, energy_change=-0.11, switches=12, gap=0.0)
-    worst = LatencyPoint(
-        latency_s=0.15, time_change=-0.001, energy_change=-0.0512, switches=2, gap=0.0
-    )
-    plan = msgspec.structs.replace(
-        LATENCY_PLAN, latency_range_s=(6e-3, 0.15), latency_curve=(best, worst)
-    )
-    said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
-
-    assert said.startswith("-5.12 % energy at -0.10 % time, simulated on")
-    assert "achievable with a latency of 20ms, assumed, 2 changes of clocks per step" in said
-    assert "Where clocks take 6 ms to change: -11.00 % energy at +0.00 % time." in said
-    assert "With free switching, a bound: -15.64 % energy" in said
-    assert "proposed" not in said
-    assert "no way" not in said  # none was looked for
-
-
-def test_without_a_latency_the_bound_names_what_is_safe() -> None:
-    said = " ".join("".join(printed(part) for part in plan_tables(with_plan())).split())
-
-    assert "this is a bound on what a GPU can follow" in said
-    assert "Whatever it is, the best fixed clock gives -1.13 % energy at -0.04 % time" in said
 
 
 def test_the_slider_follows_what_is_achievable_where_a_latency_is_given() -> None:
@@ -240,22 +173,6 @@ def test_the_slider_follows_what_is_achievable_where_a_latency_is_given() -> Non
     assert first.count(",") == len(line)
     assert 'name="latency" min="0" max="1" step="1" value="1"' in text  # what is achievable
     assert 'name="budget" min="-0.03" max="0.05" step="0.0001" value="-0.001"' in text
-
-
-def test_sliders_reach_every_latency_that_has_a_frontier_and_no_other() -> None:
-    line = (cost(-0.001, -0.0512), cost(0.01, -0.07), cost(0.02, -0.08))
-    known, slow = LATENCY_PLAN.latency_curve
-    curve = (msgspec.structs.replace(known, frontier=line[:2]), slow)
-    plan = msgspec.structs.replace(LATENCY_PLAN, achievable_frontier=line, latency_curve=curve)
-
-    lines = page_data(page(plan, None))["lines"]
-
-    assert [takes for takes, _ in lines] == [
-        "no time, a bound",
-        "6 ms, as of Hopper",
-        "20 ms, of the plan",
-    ]
-    assert lines[1][1] == [[-0.001, -0.0512], [0.01, -0.07]]
 
 
 def test_a_page_shows_the_clocks_over_a_step_and_which_kernels_run_at_them() -> None:

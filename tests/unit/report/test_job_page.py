@@ -5,7 +5,6 @@ import re
 from itertools import accumulate
 from typing import Any
 
-import msgspec
 import pytest
 from rich.console import Console
 
@@ -40,24 +39,6 @@ def test_the_answer_comes_first_and_fits_a_screen() -> None:
     assert "simulated" in printed(job_tables(plan.job)) or "replayed" in text
     assert "MHz that stages hold" in text
     assert len(text.splitlines()) <= 24
-
-
-def test_a_plan_that_sets_nothing_holds_auto() -> None:
-    plan = planned()
-    rows = {
-        name: msgspec.structs.replace(each, rows=each.rows[-1:], auto=0)
-        for name, each in plan.job.profiles.items()
-    }
-    rows = {
-        name: msgspec.structs.replace(
-            each, rows=(msgspec.structs.replace(each.rows[0], core_mhz=None),)
-        )
-        for name, each in rows.items()
-    }
-    alone = plan_job(msgspec.structs.replace(plan.job, profiles=rows), JobGoal())
-    assert "weighed by time: auto, auto, auto" in printed(job_plan_tables(alone))
-    bands = page_data(render_report(alone))["bands"]
-    assert [band["title"] for band in bands] == ["Under the plan", "At auto"]
 
 
 def test_the_page_shows_both_timelines_of_a_pipeline_and_all_ranks() -> None:
