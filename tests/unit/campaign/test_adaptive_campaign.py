@@ -1,6 +1,5 @@
 """Adaptive campaigns: on tables made of physics, and on a simulated GPU."""
 
-import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -118,41 +117,6 @@ def test_what_is_measured_depends_on_the_time_budget_it_is_for(
     assert plan(wide, goal).promise.energy_change < plan(adapted, goal).promise.energy_change
 
 
-def _costly_memory(path: Path) -> Path:
-    """Write a table of a GPU whose memory draws much; three kernels of four hardly use it."""
-    gpu = dataclasses.replace(
-        unknown_gpu([800.0, 9000.0], fastest_mhz=1800.0, most_w=300.0), mem_points_w=(10.0, 90.0)
-    )
-    lines = ["gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w"]
-    for i in range(8):
-        heavy = i % 4 == 3
-        kernel = KernelConstants(
-            core_mcycles=0.3 + 0.1 * i,
-            dram_mcycles=3.0 if heavy else 0.005 * (1.0 + 0.2 * i),
-            fixed_s=1e-6,
-            work_j_per_v2=0.05 + 0.01 * i,
-            dram_j=0.01 if heavy else 0.001,
-        )
-        for core, mem in [(c, m) for c in CORES for m in (800, 9000)]:
-            time_s = float(duration_s(gpu, kernel, float(core), float(mem)))
-            power_w = float(busy_w(gpu, kernel, float(core), float(mem), 60.0))
-            odd = 1.0 + 0.01 * math.sin(7.0 * core + mem + len(lines))
-            cells = f"{time_s * odd:.6g},{time_s * power_w / odd:.6g},{power_w / odd / odd:.5g}"
-            lines.append(f"G,k{i},{core},{mem},{cells}")
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def test_slow_memory_is_found_where_it_pays(tmp_path: Path) -> None:
-    table, goal = _costly_memory(tmp_path / "t.csv"), Goal(max_slowdown=0.01)
-    sample_set = _adapt(table, tmp_path / "s.db", 36, slowdowns=(0.01,))  # of 144
-    slow = Counter(s.kernel for s in sample_set.samples if s.asked.mem_mhz == 800)
-
-    really = score(plan(sample_set, goal), table).energy_change
-    assert really < 0.9 * plan(table, goal).promise.energy_change < -0.15
-    assert slow["k3"] + slow["k7"] < 0.4 * slow.total()  # nor is it asked for where it does not
-
-
 def test_a_goal_that_a_table_cannot_be_measured_for_is_refused(table: Path, tmp_path: Path) -> None:
     campaign = Campaign(slowdowns=(0.05,))
     with pytest.raises(UsageError, match="replayed whole, so it is not measured for a time budget"):
@@ -199,21 +163,6 @@ def test_odd_repeats_end_no_campaign_and_no_resuming(table: Path, tmp_path: Path
     assert plan(second, Goal(max_slowdown=0.01)).arms
 
 
-def test_a_few_rows_of_a_table_with_repeats_are_a_sample(table: Path, tmp_path: Path) -> None:
-    twice = _twice(table, tmp_path / "twice.csv")
-    first = _adapt(twice, tmp_path / "s.db", 18)
-    # One run of auto is in every promise, so that it is soon run again.
-    taken = Counter(s.kernel for s in first.samples if s.asked == AUTO)
-    assert max(taken.values()) == 2
-    sample_set = _adapt(twice, tmp_path / "s.db", 32)
-    assert sample_set.sampled
-    made = plan(sample_set, Goal(max_slowdown=0.05))
-
-    interval = made.arm(made.chosen).energy_interval
-    assert interval is not None
-    assert interval[1] - interval[0] > 1e-4
-
-
 def test_a_campaign_that_was_cut_off_goes_on(table: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     first = _adapt(table, path, 18)
@@ -230,42 +179,6 @@ def test_a_pair_that_the_table_lacks_is_never_planned(tmp_path: Path) -> None:
     assert [len(clocks) for clocks in sample_set.lacking.values()] == [1]
     assert list(sample_set.lacking) == ["k2"]
     score(plan(sample_set), lacking)
-
-
-def test_of_a_handful_of_samples_only_what_was_looked_at_is_planned(
-    table: Path, tmp_path: Path
-) -> None:
-    sample_set = _adapt(table, tmp_path / "s.db", 8)
-    made = plan(sample_set)
-    looked_at = {(sample.kernel, sample.asked) for sample in sample_set.samples}
-    assert {(name, choice.clocks) for name, choice in made.kernels.items()} <= looked_at
-    assert made.arm(made.chosen).energy_interval is None
-
-
-def test_a_table_is_replayed_whole_unless_limited(table: Path, tmp_path: Path) -> None:
-    whole = measure(gpu=f"replay:{table}", to=tmp_path / "w.db")
-    assert len(whole.samples) == len(KERNELS) * (len(CORES) * len(MEMS) + 1)
-    limited = measure(
-        gpu=f"replay:{table}", to=tmp_path / "l.db", campaign=Campaign(max_samples=10)
-    )
-    assert len(limited.samples) == 10
-
-
-def test_grids_do_not_mix_in_one_file(table: Path, tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    _adapt(table, path, 5)
-    with pytest.raises(UsageError, match=r"another .*grid"):
-        measure(gpu=f"replay:{table}", to=path)
-
-
-def test_a_table_without_a_common_pair_has_nothing_to_compare_with(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(
-        "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\n"
-        "G,a,900,5000,1,100,100\nG,b,1000,5000,1,100,100\n"
-    )
-    with pytest.raises(UsageError, match="no clock pair is there for every kernel"):
-        _adapt(path, tmp_path / "s.db", 5)
 
 
 @pytest.mark.parametrize(
@@ -336,17 +249,6 @@ def test_a_campaign_does_not_stop_because_its_plan_is_auto(tmp_path: Path) -> No
     assert "the promise is as sharp as asked" not in [tally.doing for tally in told]
 
 
-def test_a_time_limit_ends_a_campaign(tmp_path: Path) -> None:
-    sample_set = measure(
-        trace("gpt3-125m", layers=1),
-        gpu="sim:rtx3080ti",
-        to=tmp_path / "s.db",
-        campaign=Campaign(time_limit_s=200.0),
-        measuring=BRISK,
-    )
-    assert 0 < len(sample_set.samples) < 100
-
-
 def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
     tmp_path: Path,
 ) -> None:
@@ -360,18 +262,6 @@ def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
     assert {clocks.mem_mhz for clocks in sample_set.settings} == {None}
     assert any("takes no memory locks" in warning for warning in sample_set.warnings)
     assert {sample.asked.core_mhz for sample in sample_set.samples} > {None}
-
-
-def test_a_table_whose_auto_rows_are_of_some_kernels_is_replayed_against_a_common_pair(
-    tmp_path: Path,
-) -> None:
-    lines = _write(tmp_path / "t.csv").read_text().splitlines()
-    path = tmp_path / "some.csv"
-    path.write_text("\n".join(line for line in lines if not line.startswith("G,k2,,")) + "\n")
-    sample_set = _adapt(path, tmp_path / "s.db", 22)
-
-    assert AUTO in sample_set.lacking["k2"]
-    assert len(sample_set.samples) == 22
 
 
 @pytest.mark.parametrize("valley_mhz", [1170, 1395])

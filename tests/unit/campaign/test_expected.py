@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from underclock.app.measuring import measure
-from underclock.campaign.grid import Campaign, ClockControl
+from underclock.campaign.grid import Campaign
 from underclock.campaign.progress import Expected, Tally, TimeLeft
 from underclock.records import MeasurementSettings, Step
 from underclock.workloads import workload
@@ -66,23 +66,6 @@ def test_an_adaptive_campaign_says_what_comes_first_and_what_a_limit_leaves(
     assert again.limit_s == pytest.approx(2.0, abs=1.0)
 
 
-@pytest.mark.untraced
-def test_no_more_is_expected_than_samples_are_allowed(step: Step, tmp_path: Path) -> None:
-    (told,), _ = campaign(step, tmp_path / "s.db", Campaign(max_samples=60))
-    assert told.first == 60
-    assert told.limit_s is None
-
-
-def test_a_steered_campaign_ends_after_ten_minutes_where_nobody_says(
-    step: Step, tmp_path: Path
-) -> None:
-    steering = Campaign(clocks=ClockControl.STEER, max_samples=1)
-    (told,), seen = campaign(step, tmp_path / "s.db", steering)
-    assert told.first == 1
-    assert told.limit_s == 600.0
-    assert seen[-1].time_limit_s == 600.0
-
-
 @pytest.mark.slow  # it warms for minutes of simulated time
 @pytest.mark.parametrize("warm_s", [0.0, 60.0])
 def test_warming_up_is_expected_to_last_until_the_temperature_is_steady(
@@ -93,30 +76,6 @@ def test_warming_up_is_expected_to_last_until_the_temperature_is_steady(
     (told,), seen = campaign(step, tmp_path / "s.db", allowed, steady)
     assert told.first_s == pytest.approx(seen[-1].gpu_s, rel=0.3)
     assert seen[-1].gpu_s > 80.0
-
-
-def test_a_table_answers_at_once(tmp_path: Path) -> None:
-    table = tmp_path / "t.csv"
-    table.write_text("gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1,100,100\n")
-    told: list[Expected] = []
-    measure(gpu=f"replay:{table}", to=tmp_path / "s.db", expect=told.append)
-    assert told == []
-
-
-@pytest.mark.parametrize(
-    ("first", "limit_s", "words"),
-    [
-        (9, None, "3 kernels: about 1 min of GPU time for the first 9 measurements, then samples"),
-        (9, 90.0, "until sure; the time limit leaves 30 s for that"),
-        (9, 30.0, "until sure; the time limit leaves 30 s, less than the first take"),
-        (0, None, "3 kernels: samples of highest value, until sure"),
-    ],
-)
-def test_it_is_said_in_a_sentence(first: int, limit_s: float | None, words: str) -> None:
-    expected = Expected(
-        kernels=3, first=first, first_s=60.0 if first else 0.0, goal="sure", limit_s=limit_s
-    )
-    assert words in str(expected)
 
 
 def test_time_left_follows_the_pace_of_what_was_measured() -> None:

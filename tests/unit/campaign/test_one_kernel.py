@@ -1,43 +1,28 @@
 """A step whose kernels cannot be launched alone, from its samples to its plan."""
 
-import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from score import check_kernels_alone
-from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.switching import Switching
 from underclock.app.validating import validate
 from underclock.campaign.grid import Campaign, ClockControl
-from underclock.campaign.recording import Recorder
-from underclock.core.design import Wanted
 from underclock.core.planning.best_choice import Goal
-from underclock.core.step.whole_step import WHOLE
-from underclock.errors import DataError, MeasurementError, NotSupportedError, UsageError
-from underclock.hw.base import Durations, Measurer, Reading
+from underclock.errors import UsageError
 from underclock.records import (
-    ALONE,
     AUTO,
     Accounting,
     Choice,
-    Clocks,
     Kernel,
     Kind,
     MeasurementSettings,
-    Mix,
     Pass,
     Plan,
     SampleSet,
     Step,
     Strategy,
 )
-from underclock.records.latencies import LatencyTable
-from underclock.store import SampleFile, read_samples
 
 _WHY = "the step cannot be captured: aten::item makes the host wait"
 _STEP = Step(
@@ -53,42 +38,6 @@ _STEP = Step(
 _HASTY = MeasurementSettings(
     warm_s=1.0, steady_s=1.0, settle_s=0.1, kernel_warm_s=0.2, window_s=0.5, launches=2
 )
-_READING = Reading(
-    time_s=4.0,
-    energy_j=800.0,
-    window_s=8.0,
-    core_mhz=1700.0,
-    core_spread_mhz=5.0,
-    durations=Durations(kernel_s=(1.0, 1.5, 1.5)),
-)
-
-
-class Whole:
-    """A measurer that runs nothing but the whole step, and co-load by itself."""
-
-    def __init__(self, inner: Measurer, *, timing: Exception | None = None) -> None:
-        self.asked: list[tuple[int, Mix | None, bool]] = []
-        self._inner = inner
-        self._timing = timing
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
-
-    def measure(
-        self,
-        kernels: Sequence[Kernel],
-        repeat: int = 0,
-        *,
-        mix: Mix | None = None,
-        timed: bool = False,
-        least: int | None = None,
-    ) -> Reading:
-        del repeat, least
-        assert len(kernels) in {0, len(_STEP.order)}
-        self.asked.append((len(kernels), mix, timed))
-        if timed and self._timing is not None:
-            raise self._timing
-        return _READING if timed else dataclasses.replace(_READING, durations=None)
 
 
 def measured(
@@ -137,54 +86,12 @@ class TestMeasuring:
         locked = [s.asked.core_mhz for s in first.mixed if not s.asked.is_auto]
         assert sorted(mhz for mhz in locked if mhz) == [1395, 1395, 1605, 1605, 1980, 1980]
 
-    def test_nothing_but_the_whole_step_is_asked_for(self, tmp_path: Path) -> None:
-        with open_measurer("sim:h200", measuring=_HASTY) as inner:
-            only = Whole(inner)
-            with SampleFile.create(tmp_path / "s.db", _header(inner)) as file:
-                recorder = Recorder(only, file, whole=True)  # type: ignore[arg-type]
-                recorder.take(Wanted(WHOLE.name, timed=False))
-                recorder.take(Wanted(WHOLE.name))
-                recorder.take(Wanted(timed=False))
-                one = recorder.samples
-
-        assert only.asked == [(3, ALONE, True)] * 3
-        assert [each.kernel for each in one.samples] == [WHOLE.name] * 3
-        assert len(one.in_situ) == 3
-
-    @pytest.mark.parametrize("error", [NotSupportedError("no CUPTI"), MeasurementError("no CUPTI")])
-    def test_where_launches_cannot_be_timed_the_step_is_still_measured(
-        self, error: Exception, tmp_path: Path
-    ) -> None:
-        with open_measurer("sim:h200", measuring=_HASTY) as inner:
-            only = Whole(inner, timing=error)
-            with SampleFile.create(tmp_path / "s.db", _header(inner)) as file:
-                recorder = Recorder(only, file, whole=True)  # type: ignore[arg-type]
-                for _ in range(2):
-                    recorder.take(Wanted(WHOLE.name, asked=Clocks(core_mhz=1605), timed=False))
-                one = recorder.samples
-
-        assert only.asked == [(3, ALONE, True), (3, ALONE, False), (3, ALONE, False)]
-        found = read_samples(tmp_path / "s.db")
-        assert found.warnings[-1].startswith("no CUPTI: what launches take inside the step is not")
-        assert [window.kernel_s for window in found.windows] == [(), ()]
-        assert [each.observed for each in one.samples] == [Clocks(core_mhz=1700)] * 2
-
     def test_a_table_has_no_step_to_run(self, tmp_path: Path) -> None:
         table = tmp_path / "sweep.csv"
         table.write_text("gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1,100,100\n")
         with pytest.raises(UsageError, match="aten::item makes the host wait"):
             measured(tmp_path / "s.db", Campaign(), gpu=f"replay:{table}")
         assert not (tmp_path / "s.db").exists()
-
-
-def _header(measurer: Measurer) -> SampleSet:
-    return SampleSet(
-        evidence=measurer.evidence,
-        gpu=measurer.info(),
-        workload="train",
-        kernels=_STEP.kernels,
-        order=_STEP.order,
-    )
 
 
 class TestSteering:
@@ -197,13 +104,6 @@ class TestSteering:
         assert mixed
         assert {sample.asked for sample in steered.mixed} == {AUTO}
         assert plan(steered).arm(Strategy.BEST_FIXED)
-
-    def test_a_long_step_is_not(self, tmp_path: Path) -> None:
-        longer = [msgspec.structs.replace(k, flops=6e14) for k in _STEP.kernels[:1]]
-        step = msgspec.structs.replace(_STEP, kernels=(*longer, _STEP.kernels[1]))
-        campaign = Campaign(clocks=ClockControl.STEER, time_limit_s=600.0)
-        with pytest.raises(NotSupportedError, match="cannot be steered: co-load can run after it"):
-            measured(tmp_path / "s.db", campaign, step=step)
 
 
 class TestPlanning:
@@ -228,32 +128,6 @@ class TestPlanning:
 
         assert ran.energy_change.mean == pytest.approx(made.promise.energy_change, abs=0.01)
         assert ran.time_change.mean == pytest.approx(made.promise.time_change, abs=0.005)
-
-    def test_passes_with_clocks_of_their_own_are_refused(self, swept: SampleSet) -> None:
-        with pytest.raises(UsageError, match="do not tell which pass draws what") as caught:
-            plan(swept, Goal(granularity="pass"))  # type: ignore[arg-type]
-        assert "one clock for the whole step" in caught.value.hint
-
-    def test_one_clock_hangs_on_no_latency(self, swept: SampleSet) -> None:
-        slow = Switching(latencies=LatencyTable.constant(6e-3))
-        assert plan(swept, switching=slow) == plan(swept)
-
-    def test_at_auto_alone_there_is_nothing_to_choose(self, tmp_path: Path) -> None:
-        campaign = Campaign(core_mhz=(None,), mem_mhz=(None,))
-        assert plan(measured(tmp_path / "s.db", campaign)).sets_nothing
-
-    def test_what_asks_for_kernels_is_refused(
-        self, swept: SampleSet, made: Plan, tmp_path: Path
-    ) -> None:
-        with pytest.raises(DataError, match="train ran whole only"):
-            check_kernels_alone(swept)
-        with pytest.raises(DataError, match="no clocks of kernels that can be measured alone"):
-            measure(gpu="sim:h200#2", to=tmp_path / "r.db", campaign=Campaign(near=made))
-
-    def test_an_adaptive_campaign_decides_what_to_look_at(self, tmp_path: Path) -> None:
-        found = measured(tmp_path / "s.db", Campaign(max_samples=10))
-        locked = {s.asked for s in found.mixed if s.is_step and not s.asked.is_auto}
-        assert (len(found.in_situ), len(locked)) == (4, 6)
 
 
 def _auto_j(kernels: dict[str, Choice]) -> float:

@@ -7,12 +7,9 @@ import pytest
 
 from underclock.app.measuring import measure
 from underclock.campaign.grid import Campaign
-from underclock.campaign.recording import window_of
-from underclock.core.design import Wanted
 from underclock.errors import UsageError
-from underclock.hw.base import Durations, Reading
-from underclock.records import Launch, MeasurementSettings, Mix, SampleSet, Step
-from underclock.store import SampleFile, read_samples
+from underclock.records import Launch, MeasurementSettings, SampleSet, Step
+from underclock.store import read_samples
 from underclock.workloads import workload
 
 _BRIEF = MeasurementSettings(
@@ -74,42 +71,6 @@ def test_what_runs_otherwise_is_set_apart_and_measured_anew(path: Path) -> None:
     assert f"{left} measurements" in note
     assert "lie in s.1.db" in note
     assert read_samples(path) == after
-
-
-def test_the_gpu_s_time_goes_with_the_measurements(path: Path) -> None:
-    with SampleFile.open(path, writable=True) as file:
-        before_s, taken = file.gpu_s, file.taken
-        _, left = file.set_apart(file.header, {NAME})
-        assert file.gpu_s == pytest.approx(before_s * (taken - left) / taken)
-        assert file.taken == taken - left
-        _, none = file.set_apart(file.header, set())
-        assert (file.taken, none) == (0, taken - left)
-        assert file.set_apart(file.header, set())[1] == 0
-    assert {each.name for each in path.parent.iterdir()} == {"s.db", "s.1.db", "s.2.db", "s.3.db"}
-
-
-def test_coload_by_itself_stays(path: Path) -> None:
-    reading = Reading(
-        time_s=1.0,
-        energy_j=100.0,
-        window_s=1.0,
-        core_mhz=1700.0,
-        durations=Durations(kernel_s=(), idle_s=1e-3),
-    )
-    wanted = Wanted("", Mix(launches=0, idle_s=1e-3))
-    coload = window_of(wanted, 0, reading, read_samples(path))
-    with SampleFile.open(path, writable=True) as file:
-        file.append(coload)
-        file.set_apart(file.header, set())
-        assert file.sample_set().mixed == (coload,)
-
-
-def test_back_to_the_first_algorithm_it_is_measured_again(path: Path) -> None:
-    run(traced(**{NAME.split()[0]: "another"}), path)
-    after = run(traced(), path)
-    assert after.fingerprint == traced().fingerprint
-    assert path.with_suffix(".2.db").exists()
-    assert len(after.samples) == after.expected_samples
 
 
 @pytest.mark.parametrize("seed", [0, 3])

@@ -1,33 +1,26 @@
 """What a file rests on: what may go on in it, what may be used elsewhere, and what that says."""
 
-import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import underclock
-from score import score
 from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.validating import validate
 from underclock.campaign.grid import Campaign, Grid
-from underclock.campaign.recording import check_same_campaign
 from underclock.core.planning.best_choice import Goal
-from underclock.errors import DataError, MeasurementError, UsageError
+from underclock.errors import DataError, UsageError
 from underclock.records import (
-    Clocks,
-    GpuInfo,
     MeasurementSettings,
     Plan,
     Provenance,
     SampleSet,
     Step,
 )
-from underclock.records.latencies import LatencyTable
-from underclock.records.planned import check_clocks
-from underclock.store import SampleFile, read_document, read_samples, write_document
+from underclock.store import SampleFile, read_samples, write_document
 from underclock.workloads import workload
 from windows import having
 
@@ -116,18 +109,6 @@ def test_another_table_of_the_same_name_is_refused(tmp_path: Path) -> None:
         measure(gpu=f"replay:{table}", to=to)
 
 
-def test_another_profile_of_what_the_step_waits_for_goes_on_with_that_of_the_file(
-    begun: Path,
-) -> None:
-    header = read_samples(begun)
-    kernels = tuple(msgspec.structs.replace(k, waited_for=0.5) for k in header.kernels)
-    check_same_campaign(begun, header, msgspec.structs.replace(header, kernels=kernels))
-    fewer = msgspec.structs.replace(header, kernels=kernels[1:], order=(), windows=())
-
-    with pytest.raises(UsageError, match="another set of kernels"):
-        check_same_campaign(begun, header, fewer)
-
-
 @pytest.mark.untraced
 def test_another_version_goes_on_and_says_so(step: Step, begun: Path, tmp_path: Path) -> None:
     header = having(read_samples(begun), samples=(), in_situ=())
@@ -142,17 +123,6 @@ def test_another_version_goes_on_and_says_so(step: Step, begun: Path, tmp_path: 
     assert found.samples == read_samples(begun).samples
     sentence = f"begun with underclock 0.0.1, gone on with {underclock.__version__}"
     assert sentence in found.warnings
-
-
-def test_what_is_not_known_of_one_is_not_compared(begun: Path) -> None:
-    header = read_samples(begun)
-    blind = msgspec.structs.replace(
-        header, gpu=msgspec.structs.replace(header.gpu, uuid=None), provenance=None
-    )
-
-    assert check_same_campaign(begun, blind, blind) == ()
-    (told,) = check_same_campaign(begun, blind, header)
-    assert "begun with underclock unknown" in told
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +145,6 @@ class TestElsewhere:
         assert f"this is board {found.gpu.uuid}" in told
         assert "`underclock measure --near`" in told
 
-    def test_the_same_board_is_taken_without(self, made: Plan, begun: Path) -> None:
-        found = validate(made, gpu="sim:rtx3080ti", repeats=1, measuring=_BRIEF)
-
-        assert not [words for words in found.warnings if "board" in words]
-        assert not [words for words in score(made, begun).warnings if "board" in words]
-
     def test_another_model_is_refused(self, made: Plan) -> None:
         with pytest.raises(DataError, match="the plan is for RTX 3080 Ti, this is A40"):
             validate(made, gpu="sim:a40", repeats=1, measuring=_BRIEF)
@@ -198,57 +162,6 @@ class TestElsewhere:
             validate(tmp_path / "plan.json", gpu="sim:rtx3080ti", repeats=1, measuring=_BRIEF)
 
         assert "nearest: core" in caught.value.hint
-
-    def test_where_nothing_may_be_locked_the_gpu_itself_says_so(self) -> None:
-        check_clocks([("the step", Clocks(core_mhz=1))], [Clocks()])
-
-    def test_latencies_of_another_board_are_taken_with_a_warning(self) -> None:
-        gpu = GpuInfo(name="RTX 3080 Ti", uuid="GPU-own")
-        found = msgspec.structs.replace(LatencyTable.constant(6e-3), gpu=gpu)
-
-        assert found.gpu is not None
-        assert found.check_gpu(found.gpu) == ()
-        (told,) = found.check_gpu(msgspec.structs.replace(found.gpu, uuid="GPU-other"))
-        assert f"measured on board {found.gpu.uuid}, and this is board GPU-other" in told
-        with pytest.raises(DataError, match="the latencies are those of"):
-            found.check_gpu(GpuInfo(name="A40"))
-
-
-class TestDamagedPlan:
-    @pytest.mark.parametrize(
-        ("place", "value", "word"),
-        [
-            (("kernels", "a", "core_mhz"), 0, "core_mhz must be from 10 to 20000 MHz, got 0"),
-            (("kernels", "a", "core_mhz"), -210, "got -210"),
-            (("kernels", "a", "core_mhz"), 2**32 + 1740, "got 4294969036"),
-            (("baseline", "mem_mhz"), 1, "mem_mhz must be from 10"),
-            (("order",), [0, 7], "the launch order names kernel 7"),
-            (("arms", 0, "name"), "manual", "Invalid enum value 'manual'"),
-            (("arms", 1, "gap"), 1e308, "1e+308 is beyond all use"),
-            (("arms", 1, "gap"), -1.0, "gap must be finite and not negative"),
-            (("arms", 0, "time_s"), 0.0, "time_s must be positive"),
-            (("kernels",), {}, "no clocks for 'a', which it runs"),
-            (("frontier", 0, "energy_change"), 1e300, "energy_change says 1e+300"),
-        ],
-    )
-    def test_it_is_refused_with_a_sentence(
-        self, tmp_path: Path, place: tuple[str | int, ...], value: object, word: str
-    ) -> None:
-        table, path = tmp_path / "t.csv", tmp_path / "plan.json"
-        table.write_text(_TABLE)
-        write_document(path, plan(table, Goal(max_slowdown=0.1)))
-        body = json.loads(path.read_text())
-        part = body
-        for name in place[:-1]:
-            part = part[name]
-        part[place[-1]] = value
-        path.write_text(json.dumps(body))
-
-        with pytest.raises(DataError, match="not a readable plan file") as caught:
-            read_document(path, Plan)
-
-        assert word in str(caught.value)
-        assert "underclock plan" in caught.value.hint
 
 
 @pytest.mark.slow
@@ -287,36 +200,3 @@ class TestTimeLimit:
             assert 30.0 <= file.gpu_s < 31.0
         assert more.samples[: len(first.samples)] == first.samples
         assert len(more.samples + more.in_situ) > len(first.samples)
-
-    def test_one_that_went_into_warming_up_is_no_success(self, step: Step, tmp_path: Path) -> None:
-        never_steady = msgspec.structs.replace(_BRIEF, warm_s=20.0, steady_s=20.0, steady_c=1e-3)
-        with pytest.raises(MeasurementError, match="went into warming up") as caught:
-            self._adapt(step, tmp_path / "s.db", 38.0, measuring=never_steady)
-
-        assert "--time-limit" in caught.value.hint
-
-    def test_going_on_for_less_than_warming_takes_says_that_nothing_more_was_measured(
-        self, step: Step, tmp_path: Path
-    ) -> None:
-        path = tmp_path / "s.db"
-        slow = msgspec.structs.replace(_BRIEF, steady_s=20.0, steady_c=1e-3, longest_warm_s=40.0)
-        before = self._adapt(step, path, 60.0, measuring=slow).samples
-        assert before
-        with pytest.raises(MeasurementError, match="nothing more was measured"):
-            self._adapt(step, path, 85.0, measuring=slow)
-        assert read_samples(path).samples == before
-
-    def test_a_short_one_tells_of_kernels_before_it_tells_of_a_long_step(
-        self, tmp_path: Path
-    ) -> None:
-        long = workload("gpt3-xl", {})
-        limit_s = 130.0
-        path = tmp_path / "s.db"
-        found = self._adapt(long, path, limit_s, measuring=_BRIEF)
-        with SampleFile.open(path, writable=False) as file:
-            assert file.gpu_s < 1.2 * limit_s
-        # Twenty runs of this step take 130 s.
-        assert len(found.samples) > len(long.kernels)
-        assert not found.in_situ
-        more = self._adapt(long, path, 330.0, measuring=_BRIEF)
-        assert more.in_situ

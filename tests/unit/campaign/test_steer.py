@@ -1,7 +1,6 @@
 """Steering campaigns on simulated GPUs: complete, resumable, and honest about what they reach."""
 
 import math
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,19 +15,16 @@ from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.campaign.grid import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.campaign.loop import CampaignRun, Steering
-from underclock.campaign.recording import Recorder, record
+from underclock.campaign.recording import Recorder
 from underclock.core.model.estimate import estimate
 from underclock.core.steering import clock_range, steering_notes
 from underclock.core.steering.mixing import HEATERS, IDLING, METERED
-from underclock.core.step.power_cap import driver_says, is_uneven
-from underclock.errors import MeasurementError, NoRoomError, NotSupportedError, UsageError
+from underclock.core.step.power_cap import driver_says
+from underclock.errors import NoRoomError, NotSupportedError, UsageError
 from underclock.gpus.models import gpu_model
-from underclock.hw.base import Capability, Durations, Launcher, Loop, Reading
+from underclock.hw.base import Launcher, Loop
 from underclock.hw.measurer import BRISK, GpuMeasurer
-from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.costs import Costs
-from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import (
     ALONE,
@@ -42,8 +38,6 @@ from underclock.records import (
     Step,
 )
 from underclock.store import SampleFile
-from underclock.testing import simulated_driver
-from underclock.tracing.held import neighbour_notes, trace
 
 if TYPE_CHECKING:
     from underclock.campaign.progress import Tally
@@ -114,12 +108,6 @@ def test_a_campaign_measures_the_step_coload_and_every_kernel(steered: SampleSet
     assert min(c.core_mhz or 0 for c in fit.posterior.settings) >= reach[0] - 15.0
 
 
-def test_a_kernel_of_the_step_has_the_mean_of_its_launches(steered: SampleSet) -> None:
-    whole = steered.in_situ[0]
-    sum_s = sum(each_s * k.count for each_s, k in zip(whole.kernel_s, steered.kernels, strict=True))
-    assert sum_s == pytest.approx(whole.time_s, rel=0.01)
-
-
 def test_a_campaign_that_was_cut_off_goes_on_where_it_stopped(
     tmp_path: Path, steered: SampleSet
 ) -> None:
@@ -132,15 +120,6 @@ def test_a_campaign_that_was_cut_off_goes_on_where_it_stopped(
     assert [s.kernel for s in resumed.mixed[:15]] == [s.kernel for s in steered.mixed[:15]]
     assert len(resumed.samples) == 3
     assert len(resumed.in_situ) == 4
-
-
-def test_a_finished_time_limit_takes_nothing_more(tmp_path: Path, file: Path) -> None:
-    path = tmp_path / "samples.db"
-    shutil.copy(file, path)
-    before = SampleFile.read(path)
-    _steer(path)
-
-    assert SampleFile.read(path).mixed == before.mixed
 
 
 def test_a_time_limit_ends_a_campaign(tmp_path: Path) -> None:
@@ -163,28 +142,6 @@ def test_a_time_limit_within_which_nothing_is_said_is_refused(tmp_path: Path) ->
         _steer(tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, time_limit_s=1.0))
 
     assert "the step, and its longest kernel" in caught.value.hint
-
-
-def test_the_longest_kernels_are_measured_first(steered: SampleSet) -> None:
-    whole = steered.in_situ[0]
-    busy_s = {k.name: k.count * s for k, s in zip(steered.kernels, whole.kernel_s, strict=True)}
-    alone = [s.kernel for s in steered.mixed if s.kernel and s.mix == ALONE]
-
-    assert alone == sorted(busy_s, key=lambda name: -busy_s[name])
-
-
-def test_a_step_seen_twice_at_one_clock_says_nothing_of_others(tmp_path: Path) -> None:
-    """A fit to clocks that are nearly one may expect less power than none far from it."""
-    samples = measure(
-        trace("gpt3-xl"),
-        gpu="sim:h200",
-        to=tmp_path / "s.db",
-        campaign=Campaign(clocks=ClockControl.STEER, max_samples=2),
-        measuring=_COLD,
-        seed=1,
-    )
-
-    assert plan(samples, latency="free").headline.energy_change == 0.0
 
 
 @pytest.mark.parametrize("most", [2, 9, 19, 29])
@@ -280,100 +237,6 @@ def test_timestamps_that_another_profiler_holds_end_a_campaign_before_it_spends_
     assert not SampleFile.read(path).mixed
 
 
-def test_who_shares_the_gpu_is_told_of_a_steered_campaign(
-    tmp_path: Path, header: SampleSet
-) -> None:
-    theirs = header.kernels[0]
-    path = tmp_path / "s.db"
-    with (
-        simulated_driver("h200") as machine,
-        nvml_session(),
-        machine.shared(theirs, pid=1234, share=0.25),
-    ):
-        machine.clock.sleep_s(1.0)
-        gpu = NvmlGpu()
-        measurer = GpuMeasurer(
-            gpu,
-            VirtualLauncher(machine.gpus[0], machine.clock),
-            machine.clock,
-            evidence=Evidence.SIMULATED,
-            measuring=_COLD,
-            notes=neighbour_notes(gpu.neighbours()),
-        )
-
-        def take(recorder: Recorder) -> None:
-            _run(recorder, Campaign(clocks=ClockControl.STEER, max_samples=2)).run()
-
-        samples = record(measurer, path, header, take)
-
-    assert len(samples.mixed) == 2
-    assert any(
-        warning.startswith("process 1234 also computes on this GPU") for warning in samples.warnings
-    )
-
-
-def test_a_step_of_10_microseconds_is_steered_as_fast_as_any(tmp_path: Path) -> None:
-    tiny = Step(
-        name="tiny",
-        kernels=(
-            Kernel(name="gemm", count=2, kind=Kind.GEMM, flops=1e9, bytes_moved=1e6),
-            Kernel(name="copy", kind=Kind.MEMORY, flops=1e6, bytes_moved=8e6),
-        ),
-        order=(0, 1, 0),
-    )
-    samples = measure(
-        tiny,
-        gpu="sim:h200",
-        to=tmp_path / "s.db",
-        campaign=Campaign(clocks=ClockControl.STEER, max_samples=9),
-        seed=3,
-        measuring=_COLD,
-    )
-    steps = [s for s in samples.mixed if not s.kernel and s.kernel_s]
-
-    assert 5e-6 < steps[0].time_s < 2e-5
-    for step in steps:
-        gemm_s, copy_s = step.kernel_s
-        inside_s = step.mix.launches * (2 * gemm_s + copy_s) + (step.idle_s or 0.0)
-        inside_s += step.mix.hot * (step.hot_s or 0.0)
-        assert inside_s == pytest.approx(step.time_s, rel=2e-3)
-
-
-def test_a_long_step_is_steered_by_coload_between_its_launches(tmp_path: Path) -> None:
-    small = _step()
-    long = msgspec.structs.replace(
-        small,
-        kernels=tuple(msgspec.structs.replace(k, count=8 * k.count) for k in small.kernels),
-        order=small.order * 8,
-    )
-    for most in (2, 25):  # cut off between two looks at the step
-        samples = measure(
-            long,
-            gpu="sim:h200",
-            to=tmp_path / "s.db",
-            campaign=Campaign(clocks=ClockControl.STEER, max_samples=most),
-            seed=3,
-        )
-    steps = [s for s in samples.mixed if not s.kernel and s.mix.launches]
-    often = [s for s in steps if s.mix.after]
-
-    assert steps[0].time_s > 0.1
-    assert [s.mix == ALONE for s in steps[:3]] == [True, False, False]
-    assert often == [s for s in steps if s.mix != ALONE]
-    assert any(s.mix.hot for s in often)
-    assert not any(is_uneven(s) for s in steps)
-    model = gpu_model("h200")
-    for step in often:
-        for kernel, core_mhz, took_s in zip(
-            samples.kernels, step.kernel_mhz, step.kernel_s, strict=True
-        ):
-            mem_mhz = float(model.mem_mhz[-1])
-            costs = Costs(model.constants, model.core_mhz, model.peak_w)
-            true_s = costs.at(model.kernel(kernel), core_mhz, round(mem_mhz)).duration_s
-            assert took_s == pytest.approx(true_s, rel=5e-3)
-    assert estimate(samples).can.any(axis=1).all()
-
-
 def test_steering_is_what_is_done_where_clocks_may_not_be_held() -> None:
     with simulated_rig("h200") as rig:
         free, bound = (bench(rig, BRISK, may_lock=may_lock) for may_lock in (True, False))
@@ -407,60 +270,6 @@ def test_steering_to_what_only_locks_reach_is_refused(more: dict[str, object]) -
         Campaign(clocks=ClockControl.STEER, **more)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="clocks"):
         Campaign(clocks="push")  # type: ignore[arg-type]
-
-
-class _Blind:
-    """A measurer whose readings lack something."""
-
-    capabilities = frozenset({Capability.RUN, Capability.MIX})
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-
-    def now_s(self) -> float:
-        return 0.0
-
-    def warm(self, kernels: object) -> float:
-        del kernels
-        return 55.0
-
-    def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
-        del timed
-        return launch_s
-
-    def notes(self) -> tuple[str, ...]:
-        return ()
-
-    def measure(self, *args: object, **more: object) -> Reading:
-        del args, more
-        return self._reading
-
-
-@pytest.mark.parametrize("missing", ["core_mhz", "durations"])
-def test_readings_without_clock_or_durations_are_refused(
-    tmp_path: Path, header: SampleSet, missing: str
-) -> None:
-    path = tmp_path / "samples.db"
-    fields: dict[str, object] = {
-        "core_mhz": 1800.0,
-        "core_spread_mhz": 1.0,
-        "durations": Durations(kernel_s=(1.0, 1.0, 1.0, 1.0)),
-        missing: None,
-    }
-    reading = Reading(time_s=1.0, energy_j=300.0, **fields)  # type: ignore[arg-type]
-    with SampleFile.create(path, header) as made:
-        run = _run(Recorder(_Blind(reading), made))  # type: ignore[arg-type]
-        with pytest.raises(MeasurementError, match="could not be read"):
-            run.run()
-
-
-def test_kernels_may_be_steered_without_the_whole_step(tmp_path: Path) -> None:
-    samples = _steer(
-        tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, in_situ=False, max_samples=12)
-    )
-
-    assert not samples.in_situ
-    assert all(s.kernel or not s.kernel_s for s in samples.mixed)
 
 
 def test_what_the_cap_holds_at_a_lock_is_measured_thinned_out(tmp_path: Path) -> None:

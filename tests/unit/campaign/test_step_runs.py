@@ -1,6 +1,5 @@
 """The whole step at auto, timed inside where that can be done, in every campaign."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,12 +11,9 @@ from underclock.campaign.recording import Recorder
 from underclock.core.design import Wanted
 from underclock.core.step.cost_table import in_step_s
 from underclock.errors import MeasurementError, NotSupportedError
-from underclock.gpus.models import encode, gpu_model
 from underclock.hw.base import Capability, Durations, Reading
-from underclock.hw.measurer import BRISK
 from underclock.records import (
     AUTO,
-    Clocks,
     Evidence,
     GpuInfo,
     Kernel,
@@ -147,34 +143,6 @@ def test_where_launches_cannot_be_timed_the_step_is_run_all_the_same(
     assert warning.startswith(f"{error}: what launches take inside the step is not known")
 
 
-def test_launches_timed_at_an_unknown_clock_are_left_out(tmp_path: Path) -> None:
-    blind = Reading(time_s=4.0, energy_j=800.0, durations=_READING.durations)
-    measurer = _Measurer(blind)
-    samples = _runs(tmp_path / "s.db", measurer, 2)
-
-    assert measurer.asked == [True, False]
-    assert (len(samples.in_situ), samples.mixed) == (2, ())
-    assert "clock cannot be read" in samples.warnings[0]
-
-
-def test_a_measurer_without_timestamps_is_not_asked_for_any(tmp_path: Path) -> None:
-    measurer = _Measurer(capabilities=(Capability.RUN,))
-    samples = _runs(tmp_path / "s.db", measurer, 1)
-
-    assert measurer.asked == [False]
-    assert samples.warnings == ()
-
-
-def test_what_is_wrong_with_more_than_the_timing_ends_the_campaign(tmp_path: Path) -> None:
-    class Broken(_Measurer):
-        def measure(self, *args: object, **more: object) -> Reading:
-            del args, more
-            raise MeasurementError("the energy counter did not move")
-
-    with pytest.raises(MeasurementError, match="did not move"):
-        _runs(tmp_path / "s.db", Broken(), 1)
-
-
 @pytest.mark.untraced
 @pytest.mark.parametrize(
     "campaign",
@@ -193,29 +161,3 @@ def test_campaigns_at_held_clocks_time_the_step(tmp_path: Path, campaign: Campai
     assert inside_s is not None
     step_s = sum(s.time_s for s in samples.in_situ) / len(samples.in_situ)
     assert 2 * inside_s[0] + inside_s[1] == pytest.approx(step_s, rel=2e-3)
-
-
-@pytest.mark.slow
-def test_what_cannot_be_thinned_out_is_measured_as_fast_as_it_holds(tmp_path: Path) -> None:
-    """Idling at its highest clock alone draws more than this GPU may."""
-    lowered = dataclasses.replace(gpu_model("a40"), limit_w=(140.0, 100.0, 300.0))
-    gpu = tmp_path / "lowered.json"
-    gpu.write_text(encode(lowered))
-    hot = tuple(
-        Kernel(name=f"gemm{i}", kind=Kind.GEMM, flops=6e12, bytes_moved=2e9 * i) for i in (1, 2)
-    )
-    samples = measure(
-        Step(name="hot", kernels=hot, order=(0, 1)),
-        gpu=f"sim:{gpu}",
-        to=tmp_path / "s.db",
-        campaign=Campaign(grid=Grid.ADAPTIVE, max_samples=30),
-        measuring=BRISK,
-    )
-    held = [s for s in samples.samples if s.asked.core_mhz and s.throttle_reasons]
-    assert held
-    for sample in held:
-        assert sample.observed is not None
-        seen_mhz = sample.observed.core_mhz or 0
-        below = max(c.core_mhz for c in samples.settings if c.core_mhz and c.core_mhz < seen_mhz)
-        instead = Clocks(core_mhz=below)
-        assert any((s.kernel, s.asked) == (sample.kernel, instead) for s in samples.samples)

@@ -1,12 +1,9 @@
 """What is assumed of links between GPUs, and of collectives over them."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.errors import UsageError
 from underclock.gpus.models import gpu_model, link_of, model_names
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import Kernel, Kind
@@ -39,10 +36,6 @@ def test_a_gpus_link_is_known_by_the_gpus_name(model: str, link: str) -> None:
     assert (found.name, found.is_known) == (link, True)
     assert str(found).startswith("times and powers of collectives are assumed, not measured")
     assert "nothing is known" not in str(found)
-
-
-def test_every_packaged_gpus_link_is_known() -> None:
-    assert all(link_of(gpu_model(name).name).is_known for name in model_names())
 
 
 def test_a_gpu_of_unknown_link_has_the_usual_one_and_says_so() -> None:
@@ -81,14 +74,6 @@ def test_a_collective_takes_its_links_time_and_follows_the_core_little(name: str
     assert there_s < halved_s < 1.05 * there_s
 
 
-def test_a_traced_collective_says_of_how_many_ranks_it_is() -> None:
-    shape = "bf16[8] to bf16[8] among 4 ranks in group '0'"
-    traced = Kernel(name="allreduce communication", shape=shape, bytes_moved=24.0)
-
-    link = link_of(_H200.name)
-    assert link.taken_s(traced) == pytest.approx(link.taken_s(_all_reduce(24.0, of=4)))
-
-
 _BLOCK, _REST, _EMBEDDING = 50_358_272, 105_121_792, 103_022_592
 """Parameters of a block of GPT-3 XL, of all else, and of its embedding, each of 2 bytes."""
 
@@ -117,16 +102,3 @@ def test_two_h200s_took_and_drew_so_much(
 
     assert taken_s == pytest.approx(measured_s, rel=0.17)
     assert power_w == pytest.approx(measured_w, rel=0.1)
-
-
-def test_a_gpu_that_runs_its_own_kernels_only_has_a_link_all_the_same() -> None:
-    model = gpu_model("rtx3080ti")
-    without = dataclasses.replace(model, throughput=None)
-    reduce = _all_reduce(1e6)
-
-    constants = without.kernel(reduce)
-
-    assert constants.core_mcycles == 0.0
-    assert constants.fixed_s == pytest.approx(link_of(model.name).taken_s(reduce))
-    with pytest.raises(UsageError, match="what it costs is unknown"):
-        without.kernel(Kernel(name="another", kind=Kind.COLLECTIVE))

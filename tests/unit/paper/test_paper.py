@@ -12,10 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.app import main
-from underclock.app.measuring import measure
-from underclock.app.planning import plan
-from underclock.campaign.grid import Campaign
-from underclock.core.planning.best_choice import Goal
 from underclock.paper.study import (
     TABLE1,
     TABLE2,
@@ -25,28 +21,19 @@ from underclock.paper.study import (
     before_optimizer,
     lever,
     overlap,
-    table1_rows,
 )
 from underclock.records import (
-    AUTO,
     Aggregate,
     Clocks,
-    Evidence,
     Granularity,
-    MeasurementSettings,
     Objective,
     Pass,
-    Plan,
-    SampleSet,
-    Strategy,
 )
 from underclock.tracing.held import trace
-from underclock.workloads import workload
 
 pytestmark = pytest.mark.slow
 
 _TABLE1_CSV = Path(__file__).parents[4] / "shared/data/spaan2026_table1_rtx3080ti.csv"
-_QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 # Ours may have no such kernel.
 _MAY_BE_MISSING = ("sacrificed GEMMs:", "memory-lowered GEMMs:", "core-lowered others:")
 
@@ -60,23 +47,6 @@ def study() -> Study:
     with contextlib.redirect_stdout(io.StringIO()) as said:
         main(["paper", "--gpu", "sim:rtx3080ti", "--json"])
     return msgspec.json.decode(said.getvalue(), type=Study)
-
-
-@pytest.fixture(scope="module")
-def isolated_plan(isolated: SampleSet) -> Plan:
-    return plan(isolated, Goal(max_slowdown=0.1))
-
-
-@pytest.fixture(scope="module")
-def isolated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
-    """Measure a small step without ever running it whole."""
-    return measure(
-        before_optimizer(workload("gpt3-125m", {"layers": 1, "batch": 4})),
-        gpu="sim:rtx3080ti",
-        to=tmp_path_factory.mktemp("isolated") / "samples.db",
-        campaign=Campaign(core_mhz=(1260, None), mem_mhz=(5001, None), repeats=2, in_situ=False),
-        measuring=_QUICK,
-    )
 
 
 def _quoted(study: Study, name: str) -> QuotedNumber:
@@ -138,29 +108,6 @@ def test_every_quoted_number_stands_beside_ours(study: Study) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "paper"),
-    [
-        ("kernel-level, waste, global: energy", -15.64),
-        ("pass-level, edp, local: time", 10.21),
-        ("mean of all pairs: time", 0.6),
-        ("mean of all pairs: energy", -14.6),
-        ("pairs that reach that energy", 0),
-        ("batch 8: time", 0.5),
-        ("batch 8: energy", -14.2),
-        ("smaller batches: greatest time", 3.0),
-        ("smaller batches: least energy", -15.3),
-        ("tensor parallel 4: time", 2.1),
-        ("tensor parallel 8: energy", -17.3),
-        ("tensor parallel 16: time", 6.5),
-        ("RTX A4000, searched again: energy", -9.56),
-        ("sacrificed GEMMs", 3),
-    ],
-)
-def test_the_papers_side_is_what_it_says(study: Study, name: str, paper: float) -> None:
-    assert _quoted(study, name).paper == paper
-
-
-@pytest.mark.parametrize(
     ("name", "ours"),
     [
         ("kernel-level, waste, global: energy", -8.92),
@@ -172,13 +119,6 @@ def test_the_papers_side_is_what_it_says(study: Study, name: str, paper: float) 
 def test_ours_is_what_the_evidence_shows(study: Study, name: str, ours: float) -> None:
     assert _quoted(study, name).ours == pytest.approx(ours, abs=0.005)
     assert (study.same, study.kernels, study.overlapping) == (35, 46, 38)
-
-
-def test_the_study_says_what_it_is_of(study: Study) -> None:
-    assert study.evidence is Evidence.SIMULATED
-    assert study.calibration
-    assert study.second.startswith("RTX A4000: uncalibrated")
-    assert study.warnings == ()
 
 
 def test_the_step_is_the_papers() -> None:
@@ -214,30 +154,6 @@ def test_only_what_is_below_auto_is_lowered(chosen: Clocks, auto: Clocks) -> Non
     assert (lowered in {Lever.MEMORY, Lever.BOTH}) == mem
 
 
-@given(clock_pairs)
-def test_auto_and_auto_s_own_clocks_lower_nothing(auto: Clocks) -> None:
-    assert lever(AUTO, auto) is Lever.NEITHER
-    assert lever(auto, auto) is Lever.NEITHER
-
-
-@pytest.mark.parametrize(
-    ("mem_mhz", "auto_mem_mhz", "expected"),
-    [
-        (9501, 9501, Lever.NEITHER),
-        (9501, 9251, Lever.NEITHER),
-        (9251, 9501, Lever.MEMORY),
-        (9251, 9251, Lever.NEITHER),
-        (5001, 9251, Lever.MEMORY),
-    ],
-)
-def test_a_fast_memory_clock_counts_only_below_autos(
-    mem_mhz: int, auto_mem_mhz: int, expected: Lever
-) -> None:
-    auto = Clocks(core_mhz=1700, mem_mhz=auto_mem_mhz)
-
-    assert lever(Clocks(mem_mhz=mem_mhz), auto) is expected
-
-
 @pytest.mark.parametrize(
     ("one", "two", "expected"),
     [
@@ -250,30 +166,3 @@ def test_a_fast_memory_clock_counts_only_below_autos(
 )
 def test_sharing_one_clock_is_overlapping(one: Lever, two: Lever, *, expected: bool) -> None:
     assert overlap(one, two) is overlap(two, one) is expected
-
-
-def test_without_the_step_in_situ_the_baseline_is_the_isolated_sum(
-    isolated: SampleSet, isolated_plan: Plan
-) -> None:
-    counts = {kernel.name: kernel.count for kernel in isolated.kernels}
-    auto = [sample for sample in isolated.samples if sample.asked == AUTO]
-
-    assert isolated.in_situ == ()
-    assert isolated_plan.closure is None
-    assert isolated_plan.arm(Strategy.AUTO).time_s == pytest.approx(
-        sum(counts[sample.kernel] * sample.time_s for sample in auto) / 2, rel=1e-4
-    )
-
-
-def test_a_step_of_other_kernels_is_not_put_beside_table_1(isolated_plan: Plan) -> None:
-    with pytest.raises(ValueError, match="Table 1 has 46 kernels, the step has 48"):
-        table1_rows(isolated_plan, {})
-    runs = isolated_plan.runs[:46]
-    other = msgspec.structs.replace(
-        isolated_plan,
-        runs=runs,
-        kernels={kernel.name: isolated_plan.kernels[kernel.name] for kernel in runs},
-        order=(),
-    )
-    with pytest.raises(ValueError, match="where the step has"):
-        table1_rows(other, {kernel.name: AUTO for kernel in runs})

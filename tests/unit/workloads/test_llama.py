@@ -44,14 +44,6 @@ def test_a_cache_is_read_by_decode_in_proportion_to_batch_and_context() -> None:
     assert cache(32, 8192) == pytest.approx(32 * cache(8, 1024), rel=0.01)
 
 
-def test_steps_of_one_batch_share_all_but_their_attention() -> None:
-    short, long = (
-        workload("llama3-8b-decode", {"batch": 8, "context": context}) for context in (1024, 8192)
-    )
-
-    assert {k.name for k in {*short.kernels} ^ {*long.kernels}} == {"attention of tokens"}
-
-
 def test_a_prompt_attends_to_what_stands_before_each_token() -> None:
     one, two = (workload("llama3-8b-prefill", {"context": tokens}) for tokens in (1024, 2048))
 
