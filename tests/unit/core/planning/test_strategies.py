@@ -303,7 +303,7 @@ def test_arms_are_nested_and_keep_the_budget_however_unsure_costs_are(
     table: CostTable, budget: float, seed: int, most: float
 ) -> None:
     risk = KernelRisk(table, seed, most)
-    compared = compare_strategies(table, Goal(max_slowdown=budget), risk)
+    compared = compare_strategies(table, Goal(max_slowdown=budget), risk if most else None)
 
     check_nested(compared)
     for arm in compared.arms:
@@ -325,14 +325,14 @@ def test_arms_are_nested_and_keep_the_budget_however_unsure_costs_are(
 def test_more_time_gives_no_worse_plan_however_unsure_costs_are(
     table: CostTable, seed: int, most: float, budget: float, extra: float, aggregate: Aggregate
 ) -> None:
-    risk = KernelRisk(table, seed, most)
+    risk = KernelRisk(table, seed, most) if most else None
     tight, loose = (
         compare_strategies(table, Goal(max_slowdown=each, aggregate=aggregate), risk)
         for each in (budget, budget + extra)
     )
 
     for before, after in zip(tight.arms, loose.arms, strict=True):
-        assert energy(after) <= energy(before) * (1 + 1e-9)
+        assert energy(after) <= energy(before) * (1 + (1e-9 if most else 1e-12))
 
 
 @settings(max_examples=60)
