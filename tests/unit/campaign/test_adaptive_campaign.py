@@ -249,21 +249,6 @@ def test_a_campaign_does_not_stop_because_its_plan_is_auto(tmp_path: Path) -> No
     assert "the promise is as sharp as asked" not in [tally.doing for tally in told]
 
 
-def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
-    tmp_path: Path,
-) -> None:
-    sample_set = measure(
-        _few_kernels(),
-        gpu="sim:h200",
-        to=tmp_path / "s.db",
-        campaign=Campaign(max_samples=20),
-        measuring=msgspec.structs.replace(BRISK, warm_s=1.0, steady_s=1.0),
-    )
-    assert {clocks.mem_mhz for clocks in sample_set.settings} == {None}
-    assert any("takes no memory locks" in warning for warning in sample_set.warnings)
-    assert {sample.asked.core_mhz for sample in sample_set.samples} > {None}
-
-
 @pytest.mark.parametrize("valley_mhz", [1170, 1395])
 def test_a_saving_far_away_is_found_beside_one_next_to_auto(
     tmp_path: Path, valley_mhz: int

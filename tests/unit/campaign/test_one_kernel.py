@@ -76,16 +76,6 @@ class TestMeasuring:
         inside_s = 2 * longest.kernel_s[0] + longest.kernel_s[1]
         assert inside_s == pytest.approx(longest.time_s, rel=0.01)
 
-    @pytest.mark.untraced
-    def test_a_grid_is_visited_once_and_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
-        campaign = Campaign(core_mhz=(1980, 1605, 1395, None), mem_mhz=(None,), repeats=2)
-        first = measured(tmp_path / "s.db", campaign)
-        again = measured(tmp_path / "s.db", campaign)
-
-        assert first == again
-        locked = [s.asked.core_mhz for s in first.mixed if not s.asked.is_auto]
-        assert sorted(mhz for mhz in locked if mhz) == [1395, 1395, 1605, 1605, 1980, 1980]
-
     def test_a_table_has_no_step_to_run(self, tmp_path: Path) -> None:
         table = tmp_path / "sweep.csv"
         table.write_text("gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1,100,100\n")

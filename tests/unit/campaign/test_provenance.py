@@ -131,11 +131,6 @@ def made(begun: Path) -> Plan:
 
 
 class TestElsewhere:
-    def test_a_plan_says_what_it_rests_on(self, made: Plan, begun: Path) -> None:
-        assert made.provenance == read_samples(begun).provenance
-        assert made.gpu == read_samples(begun).gpu
-        assert made.version == underclock.__version__
-
     @pytest.mark.untraced
     def test_another_board_of_the_model_is_taken_with_a_warning(self, made: Plan) -> None:
         found = validate(made, gpu="sim:rtx3080ti#1", repeats=1, measuring=_BRIEF)

@@ -17,10 +17,10 @@ from underclock.campaign.grid import Campaign, ClockControl, Grid, settings_of, 
 from underclock.campaign.loop import CampaignRun, Steering
 from underclock.campaign.recording import Recorder
 from underclock.core.model.estimate import estimate
-from underclock.core.steering import clock_range, steering_notes
+from underclock.core.steering import clock_range
 from underclock.core.steering.mixing import HEATERS, IDLING, METERED
 from underclock.core.step.power_cap import driver_says
-from underclock.errors import NoRoomError, NotSupportedError, UsageError
+from underclock.errors import NoRoomError, UsageError
 from underclock.gpus.models import gpu_model
 from underclock.hw.base import Launcher, Loop
 from underclock.hw.measurer import BRISK, GpuMeasurer
@@ -154,13 +154,6 @@ def test_a_campaign_may_end_anywhere_and_is_planned(steered: SampleSet, most: in
     assert best.energy_interval[0] <= best.energy_change <= best.energy_interval[1]
 
 
-def test_a_gpu_that_never_reaches_its_cap_is_measured_where_it_runs(tmp_path: Path) -> None:
-    samples = _steer(tmp_path / "s.db", gpu="sim:a100")
-
-    assert {s.core_mhz for s in samples.mixed} == {1410.0}
-    assert "nothing steers this GPU" in steering_notes(samples)[0]
-
-
 class _Refusing:
     """A launcher on which mixes fail as an exception says, and that counts its loops."""
 
@@ -220,21 +213,6 @@ def test_a_campaign_goes_on_without_a_heater_that_does_not_fit(
     fit = estimate(samples)
     assert fit.can.any(axis=1).all()
     assert warning in fit.costs.table.warnings
-
-
-def test_timestamps_that_another_profiler_holds_end_a_campaign_before_it_spends_time(
-    tmp_path: Path, header: SampleSet
-) -> None:
-    error = NotSupportedError("launches cannot be timed: the profiler saw nothing")
-    path = tmp_path / "s.db"
-    with (
-        _refused(path, header, error, only_hot=False) as (campaign, launcher),
-        pytest.raises(NotSupportedError, match="cannot be timed"),
-    ):
-        campaign.run()
-
-    assert launcher.loops == 1  # nothing was warmed
-    assert not SampleFile.read(path).mixed
 
 
 def test_steering_is_what_is_done_where_clocks_may_not_be_held() -> None:

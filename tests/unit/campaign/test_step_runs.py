@@ -117,16 +117,6 @@ def test_a_run_is_the_step_and_what_each_kernel_takes_inside(tmp_path: Path) -> 
     assert all(s.is_step and not s.in_company for s in samples.mixed)
 
 
-def test_a_few_runs_are_timed_and_a_resumed_campaign_counts_them(tmp_path: Path) -> None:
-    _runs(tmp_path / "s.db", _Measurer(), 3)
-    measurer = _Measurer()
-    samples = _runs(tmp_path / "s.db", measurer, 3)
-
-    assert measurer.asked == [True, False, False]
-    assert [s.repeat for s in samples.in_situ] == list(range(6))
-    assert [s.repeat for s in samples.mixed] == list(range(4))
-
-
 @pytest.mark.parametrize(
     "error",
     [NotSupportedError("another profiler looks on"), MeasurementError("no graph was seen whole")],

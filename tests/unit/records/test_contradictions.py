@@ -98,12 +98,6 @@ def test_an_edited_file_that_contradicts_itself_is_refused(
         edited(record, edit)
 
 
-def test_a_verdict_beside_an_increase_is_no_promise_kept() -> None:
-    worse = msgspec.structs.asdict(JUDGED) | {"energy_interval": (0.4, 0.6)}
-    with pytest.raises(ValueError, match="the intervals say"):
-        Validation(**worse | {"verdict": Verdict.KEPT})
-
-
 @pytest.mark.parametrize("celsius", [65_000.0, -300.0, -1e308])
 def test_a_temperature_at_which_no_gpu_works_is_refused(celsius: float) -> None:
     with pytest.raises(ValueError, match="a GPU is at"):

@@ -80,16 +80,6 @@ def test_the_page_loads_nothing_from_anywhere() -> None:
 
 
 @pytest.mark.untraced
-def test_a_plan_of_a_thousand_kernels_draws_few_bars_and_says_what_the_others_draw() -> None:
-    text = page(with_plan(kernels=choices(1000)), None)
-
-    assert text.count("<rect") <= 2 * 2 * 14  # two each of a wide and a narrow drawing
-    assert "988 others" in text
-    assert len(page_table(text, "kernels")) == 1000
-    assert len(text.encode()) < 150_000
-
-
-@pytest.mark.untraced
 def test_of_more_kernels_than_a_page_lists_the_others_are_one_row_and_that_is_said() -> None:
     text = page(with_plan(kernels=choices(10_050)), None)
 

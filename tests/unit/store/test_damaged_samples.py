@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from sample_files import assert_refused, filled, in_company, run
@@ -118,14 +117,6 @@ def test_windows_of_another_step_are_refused(tmp_path: Path) -> None:
     with SampleFile.open(path, writable=True) as file:
         file.append(in_company(kernel="of another step"))
     assert_refused(path, "no kernel of the step")
-
-
-def test_launches_that_do_not_make_the_step_are_refused(tmp_path: Path) -> None:
-    path = filled(tmp_path / "samples.db", 1)
-    long = msgspec.structs.replace(in_company(kernel=""), kernel_s=(0.0006, 0.0015))
-    with SampleFile.open(path, writable=True) as file:
-        file.append(long)
-    assert_refused(path, "launches inside the step sum up to 0.0504 s, and it took 0.03333 s")
 
 
 class TestToldApartByContent:

@@ -8,7 +8,6 @@ import pytest
 import refused
 from underclock.errors import DataError, UsageError
 from underclock.records import (
-    AUTO,
     SCHEMAS,
     Kernel,
     Plan,
@@ -61,10 +60,6 @@ def test_a_missing_file_says_which_command_makes_it(tmp_path: Path) -> None:
     assert "underclock plan" in error.hint
 
 
-def test_a_folder_is_no_document(tmp_path: Path) -> None:
-    assert_refused(tmp_path, "directory")
-
-
 _STEP = f'{{"kind": "step", "schema": {SCHEMAS["step"]}'.encode()
 
 
@@ -109,11 +104,3 @@ def test_what_is_no_json_record_is_refused(tmp_path: Path, body: bytes) -> None:
 )
 def test_a_damaged_field_is_named(tmp_path: Path, changes: dict[str, object], word: str) -> None:
     assert_refused(written(tmp_path / "step.json", **changes), word)
-
-
-def test_auto_clocks_are_null_in_files(tmp_path: Path) -> None:
-    path = tmp_path / "clocks.json"
-
-    write_document(path, AUTO)
-
-    assert json.loads(path.read_text()) == {"core_mhz": None, "mem_mhz": None}

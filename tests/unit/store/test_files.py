@@ -60,12 +60,6 @@ def test_where_no_file_can_be_is_our_error(
         write_text(tmp_path / place, "text", force=force)
 
 
-def test_checking_leaves_nothing_behind(tmp_path: Path) -> None:
-    check_output(tmp_path / "file.txt")
-
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("before", [None, "old"])
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, before: str | None

@@ -9,12 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import underclock
 from refused import assert_refused
-from underclock.records import Evidence, SampleSet
-from underclock.report import plan_tables
+from underclock.records import SampleSet
 from underclock.store import read_samples, read_table
 
 _NAMES = {  # what our columns are called, and how much of our unit each one's is
@@ -205,22 +203,3 @@ def test_documents_that_gzip_packed_are_read(tmp_path: Path) -> None:
     assert underclock.load(packed) == step
     packed.write_bytes(packed.read_bytes()[:-20])
     assert_refused(lambda: underclock.load(packed), packed, "cannot read")
-
-
-def test_a_simulators_rows_stay_simulated(tmp_path: Path) -> None:
-    rows: list[dict[str, object]] = [{"evidence": "simulated", **row} for row in _ROWS]
-    path = _table(tmp_path / "t.csv", rows)
-
-    def said_of(plan: underclock.Plan) -> str:
-        console = Console(file=io.StringIO(), width=100)
-        console.print(*plan_tables(plan))
-        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
-
-    made = underclock.plan(path)
-
-    assert made.evidence is Evidence.SIMULATED
-    assert "sudo" not in said_of(made)
-    assert "replayed" not in said_of(made)
-    again = underclock.measure(gpu=f"replay:{path}", to=tmp_path / "s.db")
-    assert again.evidence is Evidence.SIMULATED
-    assert again.is_exact

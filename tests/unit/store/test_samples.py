@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sample_files import HEADER, filled, in_company, sample
 from underclock.errors import DataError, MeasurementError, UsageError
-from underclock.records import AUTO, Clocks, Mix, ThrottleReason, Window
+from underclock.records import AUTO, Clocks, ThrottleReason, Window
 from underclock.store import SampleFile, read_samples
 
 whole = st.integers(0, 2**31)
@@ -83,24 +83,6 @@ def test_a_file_is_resumed_where_it_stopped(tmp_path: Path) -> None:
         file.append(sample(2))
 
     assert [s.repeat for s in read_samples(path).samples] == [0, 1, 2]
-
-
-def test_measurements_with_coload_come_back_beside_the_others(tmp_path: Path) -> None:
-    path = filled(tmp_path / "samples.db", 1)
-    spread = in_company(kernel="", mix=Mix(hot=4, idle_s=1e-3, after=(1, 3)))
-    spread = msgspec.structs.replace(spread, kernel_mhz=(1611.2, 1603.4))
-    first = [in_company(), in_company(1), in_company(kernel=""), spread]
-    with SampleFile.open(path, writable=True) as file:
-        for one in first:
-            file.append(one, gpu_s=2.0)
-    with SampleFile.open(path, writable=True) as file:
-        file.append(in_company(mix=Mix(idle_s=0.001)))
-        file.append(sample(7))
-        assert file.gpu_s >= 6.0
-
-    read = SampleFile.read(path)
-    assert read.mixed == (*first, in_company(mix=Mix(idle_s=0.001)))
-    assert len(read.samples) == 2
 
 
 def test_a_reader_sees_what_a_writer_has_appended_so_far(tmp_path: Path) -> None:
@@ -214,56 +196,6 @@ def test_a_log_left_by_a_kill_does_not_spoil_a_new_file_of_that_name(tmp_path: P
         file.append(sample(0))
 
     assert [s.repeat for s in read_samples(path).samples] == [0]
-
-
-# Says what became of it; what it acknowledged is on its standard output.
-WRITER = """
-import sys
-from pathlib import Path
-from underclock.errors import UnderclockError
-from underclock.records import Evidence, GpuInfo, Kernel, SampleSet, Window
-from underclock.store import SampleFile
-
-path, name = Path(sys.argv[1]), sys.argv[2]
-header = SampleSet(evidence=Evidence.SIMULATED, gpu=GpuInfo(name="a GPU"), workload="a step",
-                 kernels=(Kernel(name="one"), Kernel(name="two")))
-sys.stdin.readline()
-try:
-    with (SampleFile.open(path, writable=True) if path.exists()
-          else SampleFile.create(path, header)) as file:
-        for repeat in range(200):
-            file.append(Window(kernel=name, repeat=repeat, time_s=1.0, energy_j=100.0))
-        print("acknowledged", flush=True)
-        sys.stdin.readline()
-except UnderclockError as exc:
-    print("refused:", exc, flush=True)
-"""
-
-
-def test_of_two_that_begin_one_file_one_writes_and_the_other_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in ("one", "two")
-    ]
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    said = [writer.stdout.readline() for writer in writers if writer.stdout is not None]
-    for writer in writers:
-        writer.communicate("end\n")
-
-    assert sorted(words.split()[0] for words in said) == ["acknowledged", "refused:"]
-    assert any("another process is measuring" in w or "it exists" in w for w in said)
-    winner = ("one", "two")[said.index("acknowledged\n")]
-    assert [s.kernel for s in read_samples(path).samples] == [winner] * 200
-    assert [p.name for p in tmp_path.iterdir()] == ["s.db"]
 
 
 def test_who_comes_second_is_told_and_who_came_first_goes_on(tmp_path: Path) -> None:

@@ -33,12 +33,10 @@ BOUND = {"a": 0.0, "b": 1.0, "c": 0.2, "d": 0.9, "o": 0.3}
 """Share of each kernel's time that follows the core clock."""
 
 
-def table_of(
-    counts: dict[str, int], passes: dict[str, Pass] | None = None, launch_s: float = 4e-3
-) -> CostTable:
+def table_of(counts: dict[str, int], passes: dict[str, Pass] | None = None) -> CostTable:
     """Return costs by a formula; auto is what the highest clock is."""
     speed = np.array([*CORES, CORES[-1]]) / CORES[-1]
-    each_s = {name: launch_s * (BOUND[name] / speed + 1.0 - BOUND[name]) for name in counts}
+    each_s = {name: 4e-3 * (BOUND[name] / speed + 1.0 - BOUND[name]) for name in counts}
     time_s = np.array([counts[name] * each_s[name] for name in counts])
     return CostTable(
         kernels=tuple(

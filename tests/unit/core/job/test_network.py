@@ -1,6 +1,5 @@
 """Who waits for whom: when things begin and end, against cases worked out by hand."""
 
-import numpy as np
 import pytest
 
 from job_costs import slack_s
@@ -48,15 +47,6 @@ def test_streams_of_a_rank_run_side_by_side() -> None:
     net, taken_s = network(job)
     assert net.ends_s(taken_s).tolist() == [1.0, 6.0, 3.0]
     assert net.blocked_s(taken_s).tolist() == [3.0]
-
-
-def test_many_draws_at_once_are_as_each_by_itself() -> None:
-    net, taken_s = network(small_job(stages=3, microbatches=4, transfer_s=(0.05,)))
-    draws = taken_s * np.random.default_rng(3).uniform(0.8, 1.2, size=(2, 5, len(taken_s)))
-    together = net.iteration_s(draws)
-    assert together.shape == (2, 5)
-    assert together[1, 4] == pytest.approx(float(net.iteration_s(draws[1, 4])))
-    assert net.blocked_s(draws)[1, 4] == pytest.approx(net.blocked_s(draws[1, 4]))
 
 
 def test_slack_is_what_each_may_take_longer() -> None:

@@ -15,19 +15,13 @@ from underclock.core.model.damped_steps import (
     FitProblem,
     FitState,
     Linear,
-    converge,
-    cost,
 )
 from underclock.core.model.diagnostics import prior_doubt
 from underclock.core.model.hierarchical_prior import (
-    KernelKind,
     kernel_kind,
-    typical,
-    usual_shares,
 )
 from underclock.core.model.most_likely import FittedModel, fit_all
 from underclock.core.model.parameters import (
-    WORK,
     Parameters,
     Points,
     Shared,
@@ -124,17 +118,6 @@ def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
             assert by[:, :, p] == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=off)
 
 
-def test_a_fit_ends_where_no_step_leads_further_down(truth: _Truth) -> None:
-    problem = FitProblem.of(truth.rows.some(np.arange(0, 60, 5)), _FAMILY)
-    state, costs = problem.begin(), []
-    while (further := converge(problem, state)) is not state:
-        costs.append(cost(problem, state))
-        state = further
-
-    assert (np.diff(costs) <= 0.0).all()
-    assert cost(problem, state) <= min(costs)
-
-
 def _log(parameters: Parameters, truth: _Truth) -> Floats:
     """Return what parameters say of the rows. Shape (2, R)."""
     return predicted_rows(parameters, Points.of(truth.rows)).log
@@ -228,19 +211,3 @@ def test_a_kernel_is_told_by_its_operator_and_function(kind: str, name: str) -> 
     kernel = Kernel(name="attention norm", kind=kind_of(operator, function), launch=launch)
     assert kernel_kind(kernel) == kind
     assert kernel_kind(msgspec.structs.replace(kernel, kind=None)) is None
-
-
-def test_a_kernel_with_one_row_is_expected_to_draw_as_its_kind_does() -> None:
-    mean, spread = shares = usual_shares([None, *KernelKind])
-    assert (shares[:, 1:, :WORK] == shares[:, :1, :WORK]).all()  # of time, kinds have none
-    assert (np.abs(mean[1:, WORK] - mean[0, WORK]) < spread[0, WORK]).all()
-    assert (spread[1:, WORK] < spread[0, WORK]).all()
-
-    at = every_clock(len(mean), _CORES[-1:], _TWO_MEMS[-1:], 55.0)
-    rows = made_rows(at, np.log(np.tile([[1e-3], [200.0]], len(mean))), _TWO_MEMS)
-    rows = dataclasses.replace(rows, shares=shares).of(np.arange(1, len(mean)))
-    prior = typical(rows, _USUAL.base)
-    drawn = fit_all(rows, _USUAL).parameters.kernels[:, WORK]
-
-    assert (prior.mean - prior.unit)[:, WORK] == pytest.approx(mean[1:, WORK])
-    assert (np.argsort(drawn) == np.argsort(mean[1:, WORK])).all()  # of the same row

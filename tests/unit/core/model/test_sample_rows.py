@@ -10,27 +10,9 @@ from hypothesis import strategies as st
 
 from made_up_samples import CORES, MEMS, made_grid, made_sample, made_set
 from underclock.core.model.sample_rows import rows_of
+from underclock.core.model.sample_sets import joined_sets
 from underclock.errors import DataError
-from underclock.records import Clocks, Mix, ThrottleReason, Window
-
-
-def test_auto_counts_a_little_for_kernels_with_few_rows_only() -> None:
-    few, none = (
-        [made_sample("few", 900), made_sample("few", 1500, 5001)],
-        [made_sample("none", None, None)],
-    )
-    autos = [
-        made_sample("many", None, None, observed=Clocks(core_mhz=1725, mem_mhz=9251)),
-        made_sample("few", None, None, observed=Clocks(core_mhz=1740, mem_mhz=9251)),
-        made_sample("capped", None, None, throttle_reasons=ThrottleReason.SW_POWER_CAP),
-    ]
-    rows = rows_of(made_set([*made_grid("many"), *few, *none, made_sample("capped", 600), *autos]))
-
-    assert rows.names == ("many", "few", "none", "capped")
-    assert np.diff(rows.bounds).tolist() == [10, 3, 0, 1]
-    assert sorted(rows.core_mhz[10:13].tolist()) == [900.0, 1500.0, 1740.0]
-    assert [sorted(each) for each in rows.windows[:, 10:13].tolist()] == [[0.04, 1.0, 1.0]] * 2
-    assert (rows.windows[:, :10] == 1.0).all()
+from underclock.records import Clocks, GpuInfo, Launch, Mix, ThrottleReason, Window
 
 
 def test_every_row_keeps_its_clocks_and_its_costs() -> None:
@@ -162,3 +144,30 @@ def test_launches_inside_the_step_tell_times_at_its_clock() -> None:
     assert rows.windows[0, inside].tolist() == [1.0, 1.0]
     # By itself it says nothing of what kernels draw more in the step.
     assert rows.step == ()
+
+
+def test_equal_kernels_of_two_files_are_one_and_others_are_kept_apart() -> None:
+    one = made_set([*made_grid("a"), *made_grid("b")], warnings=("hot",))
+    launch = Launch(function="f", identity="other")
+    kernels = (msgspec.structs.replace(one.kernels[0], launch=launch), one.kernels[1])
+    both = joined_sets([one, msgspec.structs.replace(one, workload="v", kernels=kernels)])
+
+    assert (both.workload, both.warnings) == ("w and v", ("hot",))
+    assert [k.name for k in both.kernels] == ["a", "b", "a of file 2"]
+    assert np.diff(rows_of(both).bounds).tolist() == [10, 20, 10]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (GpuInfo(name="H", power_limit_w=200.0), "H (driver unknown, 200 W)"),
+        (GpuInfo(name="G", driver="2", power_limit_w=200.0), "G (driver 2, 200 W)"),
+        (GpuInfo(name="G"), "G (driver unknown, unknown limit)"),
+    ],
+)
+def test_two_gpus_drivers_or_limits_are_not_one_fit(other: GpuInfo, words: str) -> None:
+    grid = made_grid("a")
+    with pytest.raises(DataError, match="samples from two GPUs or drivers") as raised:
+        joined_sets([made_set(grid), made_set(grid, gpu=other)])
+    assert words in str(raised.value)
+    assert "by themselves" in raised.value.hint

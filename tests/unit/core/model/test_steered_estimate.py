@@ -1,12 +1,10 @@
 """Costs of a step whose clocks were steered with co-load, on a GPU made of physics alone."""
 
 import msgspec
-import numpy as np
 import pytest
 
-from steered_gpu import COUNTS, KERNELS, Synthetic, campaign
-from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.model.sample_rows import offered_settings
+from steered_gpu import Synthetic, campaign
+from underclock.core.model.entries import offered_settings
 from underclock.core.model.sample_sets import check_values
 from underclock.core.steering import clock_range
 from underclock.errors import DataError
@@ -21,26 +19,6 @@ from underclock.records import (
 @pytest.fixture(scope="module")
 def samples() -> SampleSet:
     return campaign(Synthetic(seed=1), most=50)
-
-
-@pytest.fixture(scope="module")
-def found(samples: SampleSet) -> Estimate:
-    return estimate(samples)
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_kernels_that_ran_with_coload_are_known(found: Estimate, share: float) -> None:
-    posterior, counts = found.posterior, np.array(COUNTS, dtype=np.float64)
-    at = int(share * len(posterior.settings))
-    time_s, energy_j = (costs[:, at].sum() for costs in posterior.costs(counts))
-    gpu, core_mhz = Synthetic(noise=0.0), posterior.settings[at].core_mhz or 0
-    true = np.array([gpu.costs(part, core_mhz) for part in KERNELS.values()])
-
-    assert time_s == pytest.approx(counts @ true[:, 0], rel=0.005)
-    assert energy_j == pytest.approx(counts @ true.prod(axis=1), rel=0.02)
-    assert found.ratio is not None
-    assert found.ratio.ratio == pytest.approx(1.0, abs=0.01)
-    assert found.ratio.spread > 0.0
 
 
 def test_of_steered_clocks_those_within_reach_are_settings(samples: SampleSet) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from made_boards import GPU, KERNELS, ORDER, made_board, true_costs, true_step
 from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.step.cost_table import cost_table
 from underclock.core.step.drawn_costs import DrawnCosts
 from underclock.core.step.power_capped_step import settled_step, step_cost
 from underclock.records import (
@@ -25,13 +24,9 @@ _MEM_MHZ, _BOOST_MHZ, _STEADY_C = 9251, 1890, 62.0
 _CORES = (900, 1200, 1500, 1680, 1785, _BOOST_MHZ)
 
 
-def _campaign(cores: tuple[int, ...] = _CORES, mem_mhz: int | None = None) -> SampleSet:
-    return made_board(1, cores=cores, mems=[mem_mhz], listed=cores)
-
-
 @pytest.fixture(scope="module")
 def campaign() -> SampleSet:
-    return _campaign()
+    return made_board(1, cores=_CORES, mems=[None], listed=_CORES)
 
 
 @pytest.fixture(scope="module")
@@ -110,21 +105,6 @@ def test_what_the_cap_makes_of_draws_is_as_unsure_as_they_scatter(found: Estimat
     errors = (1.0 + change.time_change) * found.costs.step_error[0]
     assert change.time_spread == pytest.approx(math.hypot(away[0], errors), rel=0.25)
     assert change.time_change == found.costs.predicted_change(slow).time_change
-
-
-@pytest.mark.slow
-def test_kernels_alone_where_that_is_asked_for(campaign: SampleSet) -> None:
-    alone = estimate(campaign, isolated=True)
-
-    assert alone.costs.table.accounting is Accounting.ISOLATED
-    assert alone.costs.table.auto_time_s == pytest.approx(
-        cost_table(campaign).auto_time_s, rel=1e-3
-    )
-    # The closure is told all the same.
-    assert alone.costs.table.closure == cost_table(campaign).closure
-    assert alone.costs.step_error == (0.0, 0.0)
-    with pytest.raises(ValueError, match="costs are of kernels alone"):
-        alone.costs.predicted_schedule(np.zeros(len(ORDER), dtype=np.int64))
 
 
 def _cut_off(campaign: SampleSet, reached: int) -> SampleSet:

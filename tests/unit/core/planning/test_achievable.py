@@ -7,12 +7,11 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from made_switches import switch
-from underclock.core.planning.best_choice import Goal
-from underclock.core.planning.clock_changes import Rules, misses, sequence_problem, usual_misses
+from underclock.core.planning.clock_changes import Rules, misses, sequence_problem
 from underclock.core.planning.latency_constrained import (
     CURVE,
     Own,
@@ -22,7 +21,6 @@ from underclock.core.planning.latency_constrained import (
     fastest_change,
     latency_curve,
 )
-from underclock.core.planning.strategies import compare_strategies
 from underclock.core.solvers import violations
 from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_cap import LaunchCosts
@@ -105,21 +103,6 @@ def test_more_time_and_less_latency_give_no_worse_schedule(seed: int) -> None:
     )
     assert (np.diff(saved, axis=0) <= 1e-9).all()
     assert (np.diff(saved, axis=1) >= -1e-9).all()
-
-
-@pytest.mark.untraced
-@settings(max_examples=4)
-@given(st.integers(0, 1000))
-def test_it_saves_at_least_what_simpler_arms_do_where_they_can_be_followed(seed: int) -> None:
-    costs = table(seed=seed)
-    arms = compare_strategies(costs, Goal(max_slowdown=0.02))
-    problem = sequence_problem(costs, order_of(costs), rules(5e-3, max_slowdown=0.02))
-    arm, *_ = achieved(costs, problem, list(arms.settings.values()))
-    assert arm.energy_change is not None
-    for name, setting in arms.settings.items():
-        if not violations(problem, setting[problem.order]):
-            simple = next(a for a in arms.arms if a.name == name)
-            assert arm.energy_change <= (simple.energy_change or 0.0) + 1e-12
 
 
 @pytest.mark.parametrize(("latency_s", "budget"), [(2e-3, 0.01), (10.0, 0.03)])
@@ -253,22 +236,6 @@ def costs(memory_bound: float, core_bound: float, *, launch_s: float = 0.05) -> 
     """
     time_s = launch_s * np.array([[memory_bound, 1.0], [core_bound, 1.0]])
     return LaunchCosts(settings=SETTINGS, time_s=time_s, energy_j=100.0 * time_s)
-
-
-def test_what_costs_alike_on_both_sides_is_aimed_at_the_launch() -> None:
-    # The clocks of either are equally bad for the other.
-    time_s = 0.05 * np.array([[2.0, 1.0], [1.0, 2.0]])
-    even = LaunchCosts(settings=SETTINGS, time_s=time_s, energy_j=100.0 * time_s)
-    found = misses(even, ORDER, np.array([1, 0]), JITTER_S, 100.0)
-
-    # Early by t, work of t takes 2 t; late by t, half of t was done.
-    mean_s = 1e-3 / math.sqrt(2 * math.pi)
-    assert (found.time_s <= mean_s * 1.5).all()
-    assert (found.time_s >= mean_s * 1.5 * 0.85).all()
-    assert (np.abs(found.aim_s) < 1e-3).all()
-    usual_s, usual_j = usual_misses(even, ORDER, JITTER_S, 100.0)
-    assert usual_s[0, 1] == pytest.approx(found.time_s[0], rel=0.02)
-    assert usual_j[0, 1] == pytest.approx(found.energy_j[0], rel=0.02)
 
 
 @given(bound=st.lists(st.floats(1.0, 10.0), min_size=2, max_size=2), jitter_s=st.floats(1e-5, 1e-2))

@@ -13,6 +13,14 @@ from judges.brute import ScheduleBruteForce
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Judged, SequenceProblem, Solution, cost_of, violations
 from underclock.core.solvers.cyclic import Cyclic
+from underclock.core.solvers.cyclic_paths import (
+    Lagrangian,
+    Ring,
+    lagrangian_of,
+    ring_of,
+    shortest_path,
+)
+from underclock.core.solvers.problems import DWELL_SLACK
 from underclock.records import Status
 
 PROBLEMS = [*range(120), 243, 415, 435, 461]
@@ -61,7 +69,7 @@ def small(seed: int) -> SequenceProblem:
     )
 
 
-def like_a_gpu(n: int, seed: int, *, core: int = 6, slack: float = 1.1) -> SequenceProblem:
+def like_a_gpu(n: int, seed: int, *, core: int = 6) -> SequenceProblem:
     """Draw kernels at a grid of core and memory clocks, with 25 and 150 µs to switch them."""
     random = np.random.default_rng(seed)
     grid = np.meshgrid(np.linspace(0.1, 1.0, core), np.array([0.1, 0.5, 1.0]))
@@ -78,11 +86,11 @@ def like_a_gpu(n: int, seed: int, *, core: int = 6, slack: float = 1.1) -> Seque
         order=np.arange(n),
         switch_time_s=switch_s,
         switch_energy_j=100.0 * switch_s,
-        budget_s=slack * float(time_s[:, -1].sum()),
+        budget_s=1.1 * float(time_s[:, -1].sum()),
     )
 
 
-def layers(seed: int, *, dwell_s: float = 0.0, repeats: int = 40) -> SequenceProblem:
+def layers(seed: int, *, dwell_s: float) -> SequenceProblem:
     """Draw six kernels that are launched over and over, as the layers of a step are."""
     random = np.random.default_rng(seed)
     kernels, count = 6, 8
@@ -91,7 +99,7 @@ def layers(seed: int, *, dwell_s: float = 0.0, repeats: int = 40) -> SequencePro
     size_s = random.uniform(0.5e-3, 3e-3, (kernels, 1))
     time_s = size_s * (bound / speed + 1.0 - bound)
     energy_j = time_s * (80.0 + 220.0 * speed**3)
-    order = np.tile(np.arange(kernels), repeats)
+    order = np.tile(np.arange(kernels), 40)
     off = 1.0 - np.eye(count)
     return SequenceProblem(
         time_s=time_s,
@@ -266,3 +274,56 @@ def test_a_coarser_gap_stops_earlier_and_says_so() -> None:
     assert coarse.gap is not None
     assert fine.gap <= coarse.gap <= 0.01
     assert coarse.bound_j <= fine.energy_j <= coarse.energy_j
+
+
+def least_by_segments(ring: Ring, lagrangian: Lagrangian) -> float:
+    """Return the least cost of a path, every segment looked at from every boundary."""
+    items, settings = ring.time.shape
+    shut = np.zeros_like(ring.time) if ring.shut is None else ring.shut
+    least = np.full((items + 1, settings), np.inf)  # of a segment that begins at a boundary
+    least[0] = 0.0
+    ends = np.inf
+    for j in range(1, items + 1):
+        for i in range(j):
+            open_at = shut[i:j].sum(axis=0) == 0.0
+            paid = least[i] + lagrangian.sums[j] - (lagrangian.sums[i] if i else 0.0)
+            paid = np.where(open_at, paid, np.inf)
+            if j == items:
+                ends = min(ends, float((paid + lagrangian.half).min()))
+            change = lagrangian.change.min(axis=0) + np.diag(np.full(settings, np.inf))
+            if ring.dwell is not None and i:
+                need_s = ring.dwell.levels_s[ring.dwell.kind] * (1.0 - DWELL_SLACK)
+                lasts_s = (ring.lasts[j] - ring.lasts[i])[:, None]
+                change = np.where(lasts_s >= need_s, change, np.inf)
+            least[j] = np.minimum(least[j], (paid[:, None] + change).min(axis=0))
+    return min(ends, float((least[items] + lagrangian.half).min()))
+
+
+def many_settings(switch_s: float, *dwell_s: float) -> Ring:
+    """Draw a ring whose settings are too many to look at each as a source."""
+    random = np.random.default_rng(5)
+    n, count = 12, 140
+    time, energy = random.uniform(0.1, 5.0, (2, n, count))
+    ring = ring_of(
+        SequenceProblem(
+            time_s=time,
+            energy_j=energy,
+            order=np.arange(n),
+            switch_time_s=switch_s * random.uniform(0.5, 1.0, (count, count)) * (1 - np.eye(count)),
+            switch_energy_j=np.zeros((count, count)),
+            dwell_s=random.choice(dwell_s, (count, count)) * (1 - np.eye(count)),
+        )
+    )
+    assert ring is not None
+    return ring
+
+
+@pytest.mark.parametrize("switch_s", [0.0, 0.1, 2.0])
+@pytest.mark.parametrize("dwell_s", [(0.0,), (0.0, 3.0, 40.0), (2.0, 5.0)])
+def test_leaving_sources_out_changes_no_cost(switch_s: float, dwell_s: tuple[float, ...]) -> None:
+    ring = many_settings(switch_s, *dwell_s)
+    lagrangian = lagrangian_of(ring, 1.3)
+    reference = least_by_segments(ring, lagrangian)
+
+    assert len(lagrangian.change) == len(dwell_s)
+    assert shortest_path(ring, lagrangian)[0] == pytest.approx(reference)

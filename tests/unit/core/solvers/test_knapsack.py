@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.arrays import Ints
-from underclock.core.solvers import Problem, Solution
+from judges.brute import KnapsackBruteForce
+from judges.milp import KnapsackMilp
+from underclock.arrays import Floats, Ints
+from underclock.core.solvers import Problem, Solution, Solver, infeasible
+from underclock.core.solvers.hull import Quanta
 from underclock.core.solvers.knapsack import Exact
 from underclock.records import Status
 
@@ -166,3 +169,165 @@ def test_a_choice_is_proven_on_a_table_as_large_as_a_real_step() -> None:
     assert solution.status is Status.OPTIMAL
     assert fastest_s <= solution.time_s <= problem.budget_s
     assert math.isclose(solution.time_s, problem.budget_s, rel_tol=1e-6)
+
+
+every_solver = pytest.mark.parametrize(
+    "solver", [Exact(), KnapsackBruteForce(), KnapsackMilp()], ids=["exact", "brute", "milp"]
+)
+# A unit in which whole numbers have no exact binary form: sums are then rounded, as real ones are.
+units = st.sampled_from([1.0, 1e-3, 0.7e-6])
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[Floats, Floats]:
+    """Draw up to four groups with ties, zeros, identical rows and settings not available."""
+    groups, count = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    cells = st.integers(0, draw(st.sampled_from([2, 60])))
+    rows = st.lists(cells, min_size=count, max_size=count)
+    holes = st.lists(st.booleans(), min_size=count, max_size=count)
+    time = draw(st.lists(rows, min_size=groups, max_size=groups))
+    energy = draw(st.lists(rows, min_size=groups, max_size=groups))
+    missing = np.array(draw(st.lists(holes, min_size=groups, max_size=groups)))
+    missing[
+        np.arange(groups),
+        draw(st.lists(st.integers(0, count - 1), min_size=groups, max_size=groups)),
+    ] = False
+    if draw(st.booleans()):
+        time, energy, missing = (
+            [time[0]] * groups,
+            [energy[0]] * groups,
+            missing[:1].repeat(groups, 0),
+        )
+    return (
+        np.where(missing, math.inf, np.array(time, dtype=np.float64)) * draw(units),
+        np.where(missing, math.inf, np.array(energy, dtype=np.float64)) * draw(units),
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Draw a budget too: exactly what some choice takes, a little less, none, or plenty."""
+    time_s, energy_j = draw(tables())
+    taken_s = math.fsum(draw(st.sampled_from(row[np.isfinite(row)].tolist())) for row in time_s)
+    budget_s = draw(st.sampled_from([taken_s, taken_s * 0.999, 0.0, math.inf]))
+    return Problem(time_s=time_s, energy_j=energy_j, budget_s=budget_s)
+
+
+def assert_keeps_its_word(problem: Problem, solution: Solution) -> None:
+    """What a solution says of itself is true, whatever the solver."""
+    if solution.status is Status.INFEASIBLE:
+        assert len(solution.choice) == 0
+        assert solution.energy_j == solution.time_s == solution.bound_j == math.inf
+        assert solution.gap is None
+        return
+    rows = np.arange(len(problem.time_s))
+    assert len(solution.choice) == len(rows)
+    assert solution.time_s == pytest.approx(problem.time_s[rows, solution.choice].sum())
+    assert solution.energy_j == pytest.approx(problem.energy_j[rows, solution.choice].sum())
+    assert solution.time_s <= problem.budget_s * (1 + 1e-12)
+    assert solution.bound_j <= solution.energy_j < math.inf
+    assert solution.gap is not None
+    assert solution.gap >= 0.0
+
+
+@pytest.mark.untraced
+@every_solver
+@settings(max_examples=30)
+@given(problem=problems())
+def test_every_solver_agrees_with_brute_force(solver: Solver[Problem], problem: Problem) -> None:
+    reference, solution = KnapsackBruteForce().solve(problem), solver.solve(problem)
+
+    assert_keeps_its_word(problem, solution)
+    assert solution.status is reference.status
+    assert solution.energy_j == pytest.approx(reference.energy_j, rel=1e-9)
+    if solution.status is Status.OPTIMAL:
+        assert solution.bound_j == pytest.approx(reference.energy_j, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("groups", "count"), [(200, 12), (800, 12)])
+def test_exact_and_highs_agree_on_large_instances(groups: int, count: int) -> None:
+    random = np.random.default_rng(groups)
+    size = 10.0 ** random.uniform(-4.0, -1.0, (groups, 1))
+    time_s = size * random.uniform(1.0, 3.0, (groups, count))
+    energy_j = size * 300.0 * random.uniform(1.0, 3.0, (groups, count))
+    cheapest_s = time_s[np.arange(groups), energy_j.argmin(axis=1)].sum()
+    budget_s = 0.6 * time_s.min(axis=1).sum() + 0.4 * cheapest_s
+    problem = Problem(time_s=time_s, energy_j=energy_j, budget_s=float(budget_s))
+
+    exact, highs = Exact().solve(problem), KnapsackMilp(gap=1e-7).solve(problem)
+
+    assert_keeps_its_word(problem, exact)
+    assert exact.status is highs.status is Status.OPTIMAL
+    assert exact.energy_j == pytest.approx(highs.energy_j, rel=2e-7)
+    assert highs.bound_j <= exact.energy_j * (1 + 1e-9)
+
+
+inf, nan = math.inf, math.nan
+
+
+@st.composite
+def any_tables(draw: st.DrawFn) -> Floats:
+    groups, count = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    size = 10.0 ** draw(st.integers(-270, 12))
+    cells = (st.just(0.0) | st.floats(1e-9, 1.0)).map(lambda share: share * size)
+    row = st.lists(cells, min_size=count, max_size=count)
+    return np.array(draw(st.lists(row, min_size=groups, max_size=groups)))
+
+
+@pytest.mark.parametrize(
+    ("time_s", "energy_j", "why"),
+    [
+        ([[1.0, 2.0]], [[1.0]], "need two"),
+        ([1.0, 2.0], [1.0, 2.0], "need two"),
+        ([[[1.0]]], [[[1.0]]], "need two"),
+        ([[1.0, inf]], [[1.0, 2.0]], "both a time and an energy"),
+        ([[1.0, 2.0]], [[1.0, inf]], "both a time and an energy"),
+        ([[1.0, nan]], [[1.0, 2.0]], "both a time and an energy"),
+        ([[1.0], [inf]], [[1.0], [inf]], "every group needs a setting"),
+        (np.ones((0, 3)), np.ones((0, 3)), "every group needs a setting"),
+        (np.ones((3, 0)), np.ones((3, 0)), "every group needs a setting"),
+        ([[-1.0]], [[1.0]], "negative"),
+        ([[1.0]], [[-1.0]], "negative"),
+        ([[1.0, -inf]], [[1.0, -inf]], "negative"),
+    ],
+)
+def test_a_table_that_is_no_problem_is_refused(time_s: object, energy_j: object, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Problem(time_s=np.array(time_s), energy_j=np.array(energy_j))
+
+
+@settings(max_examples=30)
+@given(any_tables(), st.data())
+def test_a_budget_that_a_choice_takes_exactly_admits_it(
+    time_s: Floats, data: st.DataObject
+) -> None:
+    groups, count = time_s.shape
+    choice = data.draw(st.lists(st.integers(0, count - 1), min_size=groups, max_size=groups))
+    rows = np.arange(groups)
+
+    quanta = Quanta.of(
+        Problem(
+            time_s=time_s,
+            energy_j=np.ones_like(time_s),
+            budget_s=math.fsum(time_s[rows, choice]),
+        )
+    )
+
+    assert int(quanta.time[rows, choice].sum()) <= quanta.budget
+
+
+def test_the_gap_is_what_the_energy_may_be_above_the_optimum() -> None:
+    def gap(energy_j: float, bound_j: float) -> float | None:
+        return Solution(
+            status=Status.BOUNDED,
+            choice=np.zeros(1, dtype=np.int64),
+            time_s=1.0,
+            energy_j=energy_j,
+            bound_j=bound_j,
+        ).gap
+
+    assert gap(100.0, 99.0) == pytest.approx(0.01)
+    assert gap(100.0, 100.0) == 0.0
+    assert gap(0.0, 0.0) == 0.0
+    assert infeasible().gap is None

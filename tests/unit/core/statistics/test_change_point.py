@@ -61,15 +61,3 @@ def test_every_move_of_many_is_found_with_its_direction() -> None:
 @pytest.mark.parametrize("count", [0, 5, 32, 5000])
 def test_no_move_is_seen_in_noise_or_in_too_few_readings(count: int) -> None:
     assert list(moves(_readings((count, 1.0), noise=0.01), 16)) == []
-
-
-def test_steps_that_follow_too_fast_to_be_told_apart_are_one_move() -> None:
-    levels = [2.0, *(2.0 - 0.05 * step for step in range(1, 9)), 1.6]
-    lasting = [300, *[12] * 8, 300]
-    found = list(moves(_readings(*zip(lasting, levels, strict=True)), 16))
-
-    assert len(found) == 1
-    left, arrived, up = found[0]
-    assert not up
-    assert left == pytest.approx(300, abs=1)
-    assert arrived == pytest.approx(300 + 7 * 12, abs=13)

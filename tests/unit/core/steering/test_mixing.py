@@ -34,10 +34,9 @@ from underclock.core.steering.mixing import (
     spread_out,
     thinned,
 )
-from underclock.core.step.power_cap import coload_moves_clock, is_uneven
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import ALONE, Clocks, Mix, SampleSet, ThrottleReason, Window
+from underclock.records import ALONE, Clocks, Mix, SampleSet, ThrottleReason
 
 
 def _bench(gpu: Synthetic, **more: object) -> MixConditions:
@@ -202,38 +201,6 @@ def test_no_stretch_of_40_ms_is_without_coload(mix: Mix) -> None:
     assert found.pieces >= 8
     assert max(_periods_s(found, _LONG, 1.6e-3)) < 0.04
     assert found.hot == pytest.approx(mix.hot, rel=0.05)
-
-
-def _step(mix: Mix, time_s: float = 0.3, kernel: str = "", **more: object) -> Window:
-    fields: dict[str, object] = {"kernel_s": (1e-3,), "core_spread_mhz": 0.0} | more
-    return Window(
-        kernel=kernel,
-        mix=mix,
-        core_mhz=1700.0,
-        time_s=time_s,
-        energy_j=1.0,
-        window_s=1.0,
-        **fields,  # type: ignore[arg-type]
-    )
-
-
-def test_coload_that_comes_often_leaves_one_clock() -> None:
-    at_end, often = Mix(hot=6), Mix(hot=6, after=(50, 100, 150))
-
-    assert is_uneven(_step(at_end))
-    assert not is_uneven(_step(often, time_s=0.29))
-    assert is_uneven(_step(often, time_s=0.31))
-    assert not is_uneven(_step(at_end, kernel="a"))
-    thin, lock = Mix(idle_s=0.2), Clocks(core_mhz=1900)
-    assert not is_uneven(_step(thin, kernel="a", asked=lock))
-    # The lock did not hold in launches, and idling ran at it: neither's clock is known.
-    assert is_uneven(_step(thin, kernel="a", asked=lock, core_spread_mhz=40.0))
-    assert [coload_moves_clock(mix) for mix in (at_end, Mix(), Mix(idle_s=1.5e-3))] == [
-        True,
-        False,
-        True,
-    ]
-    assert not coload_moves_clock(Mix(idle_s=1.5e-3, after=(1, 2)))  # it only tells the clock
 
 
 def test_each_launch_runs_at_the_clock_of_the_idling_around_it() -> None:

@@ -1,10 +1,12 @@
 """Steering campaigns on a GPU made of physics alone."""
 
+import math
+
 import msgspec
 import numpy as np
 import pytest
 
-from made_up_mixes import STEP_KERNELS, made_mix, made_step
+from made_up_mixes import made_point
 from steered_gpu import (
     BOOST_MHZ,
     GPU,
@@ -25,10 +27,14 @@ from underclock.core.steering import (
     steering_notes,
 )
 from underclock.core.steering.mixing import METER_S
+from underclock.core.steering.power_peak import (
+    HeaterAtBoost,
+    below_peak,
+    peak_seen_w,
+)
 from underclock.core.steering.subtract import step_draws, subtract_coload
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import ALONE, Evidence, GpuInfo, Mix, SampleSet
-from windows import gathered
+from underclock.records import ALONE, Mix, SampleSet
 
 
 @pytest.mark.slow
@@ -125,20 +131,6 @@ def test_a_peak_of_power_that_no_clock_shows_is_seen_and_left_out() -> None:
         assert rows.log_s[told] == pytest.approx(np.log(true_s), abs=0.005)
 
 
-def test_a_step_timed_by_itself_steers_nothing() -> None:
-    samples = SampleSet(
-        evidence=Evidence.SIMULATED,
-        gpu=GpuInfo(name="G"),
-        workload="w",
-        kernels=STEP_KERNELS,
-        windows=gathered(mixed=(made_step(),)),
-    )
-
-    assert clock_range(samples) is None
-    steered = msgspec.structs.replace(samples, windows=(made_step(), made_mix()))
-    assert clock_range(steered) == (1600.0, 2000.0)
-
-
 def test_readers_are_told_what_steering_cannot_see(steered: SampleSet) -> None:
     lowest = min(s.at_mhz for s in steered.mixed if s.kernel_s)
     (sentence,) = steering_notes(steered)
@@ -146,3 +138,40 @@ def test_readers_are_told_what_steering_cannot_see(steered: SampleSet) -> None:
     assert f"from {lowest:.0f} to 1980 MHz" in sentence
     assert "memory clocks" in sentence
     assert steering_notes(msgspec.structs.replace(steered, windows=())) == ()
+
+
+_STUCK, _FREE = 0.1, 0.8  # exponents
+
+
+@pytest.mark.parametrize(
+    ("piled_w", "heater", "peak_w"),
+    [
+        (970.0, None, 970.0),
+        (math.inf, HeaterAtBoost(960.0, _STUCK), 960.0),
+        (970.0, HeaterAtBoost(960.0, _STUCK), 960.0),
+        (950.0, HeaterAtBoost(960.0, _STUCK), 950.0),
+        (920.0, HeaterAtBoost(960.0, _STUCK), 960.0),  # kernels that are alike below the peak
+        (
+            970.0,
+            HeaterAtBoost(960.0, _FREE, 0.85),
+            math.inf,
+        ),  # alike, and nothing holds the heater
+        (970.0, HeaterAtBoost(960.0, 0.45, 0.85), 970.0),  # held on the way from the last rung
+        (970.0, HeaterAtBoost(960.0, _FREE), 970.0),  # nobody knows how it follows the clock else
+        (970.0, HeaterAtBoost(800.0, _FREE, 0.85), 970.0),  # too cool to be held
+        (970.0, HeaterAtBoost(720.0, _STUCK), 970.0),  # the cap's own
+    ],
+)
+def test_a_peak_is_one_for_kernels_and_heater(
+    piled_w: float, heater: HeaterAtBoost | None, peak_w: float
+) -> None:
+    assert peak_seen_w(piled_w, heater, 700.0) == peak_w
+
+
+def test_what_a_peak_held_is_left_out_and_what_ran_below_it_stays() -> None:
+    cool, hot = made_point("cool", 400.0), made_point("a", 965.0)
+    below, timed = made_point("a", 800.0, core_mhz=1700.0), made_point("a", None, core_mhz=1700.0)
+    fast = made_point("a", None, core_mhz=1950.0)  # timed where power goes beyond the peak
+    unseen = made_point("b", 970.0), made_point("b", None, core_mhz=1500.0)  # never seen below it
+
+    assert below_peak([cool, hot, below, timed, fast, *unseen], 970.0) == (cool, below, timed)

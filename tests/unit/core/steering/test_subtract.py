@@ -1,7 +1,5 @@
 """What made-up measurements tell: clocks by counts of cycles, kernels' powers, the step's power."""
 
-import math
-
 import msgspec
 import pytest
 
@@ -10,16 +8,13 @@ from made_up_mixes import (
     STEP_KERNELS,
     made_coload,
     made_mix,
-    made_point,
-    made_rung,
 )
 from steered_gpu import GPU, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic
 from underclock.core.design import Wanted
-from underclock.core.model.sample_rows import rows_of
 from underclock.core.steering import steering_notes
 from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.mixing import METER_S, spin_mhz
-from underclock.core.steering.subtract import HUNTS_MHZ, step_draws, subtract_coload
+from underclock.core.steering.subtract import step_draws, subtract_coload
 from underclock.physics.costs import busy_w
 from underclock.records import ALONE, Mix, SampleSet
 
@@ -48,18 +43,6 @@ def test_times_go_with_the_clock_of_their_own_moment_and_powers_with_the_windows
     assert drawn.power_windows > 0.0
 
 
-def test_a_step_whose_clock_hunts_counts_less_where_idling_tells_it_at_one_place() -> None:
-    wild = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=4e-3, core_spread_mhz=2 * HUNTS_MHZ)
-    by_kernel = msgspec.structs.replace(wild, kernel_mhz=(1990.0, 2010.0))
-    alone = made_mix(core_spread_mhz=2 * HUNTS_MHZ)
-    windows = [
-        subtract_coload([sample], STEP_KERNELS, made_coload())[0].time_windows
-        for sample in (wild, by_kernel, alone)
-    ]
-
-    assert windows == pytest.approx([0.25, 1.0, 1.0])
-
-
 def test_the_steps_power_is_what_its_coload_leaves() -> None:
     step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=5e-3, energy_j=4 * 0.5 + 0.1)
     (draw,) = step_draws([step, made_mix(), IDLE], STEP_KERNELS, made_coload())
@@ -75,29 +58,6 @@ def test_a_step_whose_power_is_unsure_or_coload_unknown_tells_none(energy_j: flo
     coload = made_coload() if energy_j < 1.0 else CoLoad.of([], SHAPE, 1.0)
 
     assert step_draws([step], STEP_KERNELS, coload) == ()
-
-
-def test_errors_of_coload_are_those_of_all_that_share_it() -> None:
-    rungs = [
-        made_rung(mhz, 2.0 / mhz, power_w) for mhz, power_w in ((1700.0, 700.0), (2000.0, 950.0))
-    ]
-    beside = made_mix(
-        mix=Mix(hot=1), time_s=2e-3, energy_j=1.3, idle_s=None, hot_s=1e-3, spin_mhz=None
-    )
-    (little,) = subtract_coload([beside], STEP_KERNELS, made_coload(*rungs))
-    (alone,) = subtract_coload(
-        [made_mix(mix=Mix(), time_s=1e-3, energy_j=0.35, idle_s=None, spin_mhz=None)],
-        STEP_KERNELS,
-        made_coload(*rungs),
-    )
-
-    assert little.power_w == pytest.approx(350.0, rel=0.01)
-    # More power of the heater is less of the kernel's, each way of erring by itself.
-    assert len(little.common) == 4
-    assert max(abs(part) for part in little.common) > 0.005
-    assert little.variance > 0.004**2 / little.power_windows
-    assert alone.variance == pytest.approx(0.004**2)
-    assert math.isinf(made_point("a", None).variance)
 
 
 def test_kernels_of_a_step_run_at_clocks_of_their_own() -> None:
@@ -151,16 +111,3 @@ def test_what_is_left_of_a_mix_is_the_kernels() -> None:
         assert left.time_s == sample.kernel_s[0]
         assert left.power_w == pytest.approx(power_w, rel=0.02)
         assert 0.0 < left.power_windows <= 1.0
-
-
-def test_a_whole_step_tells_times_and_no_powers(steered: SampleSet) -> None:
-    rows = rows_of(steered)
-    steps = sum(not s.kernel and bool(s.kernel_s) for s in steered.mixed)
-    for k, kernel in enumerate(steered.kernels):
-        time, power = rows.windows[:, rows.kernel == k]
-        metered = sum(s.kernel == kernel.name and s.spin_mhz is not None for s in steered.mixed)
-        assert (power == 0.0).sum() == steps + metered
-        # Times and powers of the same mix are rows of their own, each at its own clock.
-        assert (time == 0.0).sum() == metered
-        assert ((time > 0.0) | (power > 0.0)).all()
-    assert len(rows.step) == steps

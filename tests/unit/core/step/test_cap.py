@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_cap import (
     LaunchCosts,
     PowerCap,
@@ -19,11 +18,11 @@ from underclock.core.step.power_cap import (
     settled_at,
     settled_sums,
 )
+from underclock.core.step.power_capped_step import lag_of
+from underclock.physics.cap import REAL, SIMULATED, Fading
 from underclock.records import (
     AUTO,
     Clocks,
-    Closure,
-    Kernel,
     ThrottleReason,
     Window,
 )
@@ -106,23 +105,6 @@ def test_one_kernel_settles_where_it_draws_the_limit() -> None:
     assert (cold.core_mhz == 900).all()
 
 
-def step(*, closure: Closure | None = None) -> CostTable:
-    """A step whose auto is what a cap of 300 W leaves of boost."""
-    of, order = costs(2), np.array([0, 1] * 20)
-    cap = PowerCap(limit_w=300.0, order=order, boost=3)
-    settled = settle(cap, of, np.full(40, 3))
-    sums = [np.bincount(order, each) for each in (settled.time_s, settled.energy_j)]
-    return CostTable(
-        kernels=tuple(Kernel(name=f"k{k}", count=20) for k in range(2)),
-        settings=(*of.settings, AUTO),
-        time_s=np.column_stack([20 * of.time_s, sums[0]]),
-        energy_j=np.column_stack([20 * of.energy_j, sums[1]]),
-        baseline=4,
-        closure=closure,
-        power_cap=cap,
-    )
-
-
 def test_where_the_loop_settles_is_told_by_the_mean_power_that_was_measured() -> None:
     of, order = costs(3), np.array([0, 1] * 10)
     free = PowerCap(limit_w=1e4, order=order, boost=3)
@@ -168,3 +150,38 @@ def test_boards_side_by_side_take_what_each_takes_alone(seed: int) -> None:
         # Launches are added up in parts of a sixteenth of the window, here one to six of them.
         assert took[0] == pytest.approx(alone.time_s.sum(), rel=0.01)
         assert took[1] == pytest.approx(alone.energy_j.sum(), rel=0.01)
+
+
+_CORES = tuple(range(1200, 1815, 15))
+_HELD_W = 100.0
+
+
+def _step(*parts: tuple[float, float], fading: Fading = SIMULATED) -> tuple[PowerCap, LaunchCosts]:
+    """Return a step of parts: each of so many seconds and watts at the highest clock."""
+    share = np.array(_CORES) / _CORES[-1]
+    pieces = [(seconds / 10, watts) for seconds, watts in parts for _ in range(10)]
+    time_s = np.array([seconds / share for seconds, _ in pieces])
+    power_w = np.array([watts * share**3 for _, watts in pieces])
+    costs = LaunchCosts(
+        settings=tuple(Clocks(core_mhz=core) for core in _CORES),
+        time_s=time_s,
+        energy_j=time_s * power_w,
+    )
+    order = np.arange(len(pieces))
+    cap = PowerCap(limit_w=_HELD_W, order=order, boost=len(_CORES) - 1, fading=fading)
+    return cap, costs
+
+
+_EVEN = _step((1.0, 130.0))
+
+
+def test_a_step_shorter_than_the_mean_has_one_ceiling() -> None:
+    assert lag_of(_EVEN, _HELD_W, _step((0.01, 60.0), (0.02, 150.0))) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("fading", [SIMULATED, REAL])
+def test_after_a_long_part_of_little_power_clocks_climb_slowly(fading: Fading) -> None:
+    uneven = _step((0.2, 60.0), (0.4, 150.0), fading=fading)
+    time, energy = lag_of(_step((1.0, 130.0), fading=fading), _HELD_W, uneven)
+    assert time > 1.002
+    assert energy < 0.99

@@ -226,16 +226,6 @@ def test_of_a_kernel_that_takes_much_of_the_step_its_energy_tells(power_w: float
     assert found.places.tolist() == [4]
 
 
-@given(st.floats(1e-6, 1.0), st.floats(1.0, 5000.0))
-def test_none_is_taken_to_draw_more_or_less_than_any_that_was_measured(
-    last_s: float, power_w: float
-) -> None:
-    found = unmeasured(_campaign(last_s, power_w))
-
-    assert 300.0 <= found.power_w[0] <= 600.0
-    assert 0.0 <= found.spread[0] < 1.0
-
-
 def test_it_is_planned_at_auto_with_a_sentence_of_how_much_it_is() -> None:
     table = cost_table(_campaign(1e-3, 400.0))
 

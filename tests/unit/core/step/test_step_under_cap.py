@@ -346,15 +346,3 @@ def test_a_group_sums_its_members_and_has_a_setting_only_where_each_was_measured
         assert (np.isfinite(groups.energy_j[group]) == known).all()
     assert groups.time_s.sum(axis=0) == pytest.approx(table.time_s.sum(axis=0))
     assert groups.energy_j.sum(axis=0) == pytest.approx(table.energy_j.sum(axis=0))
-
-
-@given(cost_tables())
-def test_groups_are_kernels_by_themselves_those_of_one_pass_or_all(table: CostTable) -> None:
-    member = grouped(table, Granularity.PASS).member
-    kernels = len(table.kernels)
-
-    assert grouped(table, Granularity.KERNEL).member.tolist() == list(range(kernels))
-    assert grouped(table, Granularity.STEP).member.tolist() == [0] * kernels
-    for k, one in enumerate(table.kernels):
-        for j, other in enumerate(table.kernels):
-            assert (member[k] == member[j]) == (one.pass_ is other.pass_)

@@ -1,10 +1,13 @@
 """For how much of a step the GPU waits for the host."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recorded import read
 from underclock.core.tracing.captured import (
     align,
     first_difference,
@@ -12,6 +15,8 @@ from underclock.core.tracing.captured import (
     otherwise_captured,
     paired,
 )
+from underclock.core.tracing.profile import captured_calls
+from underclock.records import Pass
 from underclock.records.work import Node, NodeKind, TracedActivity, busy_s
 
 
@@ -25,12 +30,6 @@ def activity(name: str, kind: NodeKind = NodeKind.KERNEL, at: float = 0.0) -> Tr
 
 
 names = st.lists(st.sampled_from("abc"), min_size=1, max_size=12)
-
-
-@given(names)
-def test_equal_sequences_match_one_to_one(letters: list[str]) -> None:
-    seen = [activity(letter, at=float(i)) for i, letter in enumerate(letters)]
-    assert align([node(letter) for letter in letters], seen) == tuple(seen)
 
 
 @given(names, st.data())
@@ -130,3 +129,22 @@ def test_a_step_that_waits_for_its_host_says_so() -> None:
 @pytest.mark.parametrize("step_s", [0.0221, 0.020, 0.015, None])
 def test_a_step_that_the_gpu_bounds_says_nothing(step_s: float | None) -> None:
     assert host_note(_launches((0.0, 0.010), (0.020, 0.030)), step_s) is None
+
+
+def test_a_recorded_capture_names_what_a_plain_run_did_not_launch() -> None:
+    llama = read(Path(__file__).parents[3] / "data" / "traces" / "tiny_llama.json.gz")
+    assert llama.capture is not None
+    seen = llama.seen
+    aligned = align(llama.nodes, seen)
+    assert sum(activity is None for activity in aligned) == 29
+
+    matched = paired(llama.nodes, captured_calls(llama.capture))
+
+    assert matched is not None
+    assert all(a is not None and a.operator and a.pass_ is not Pass.OTHER for a in matched)
+    # Its attention is given a mask only while it is captured.
+    masked = [a for a in matched if a is not None and "attention_forward" in a.operator]
+    assert {a.shapes.split(", ")[-1] for a in masked} == {"bf16[2x1x1024x1024]"}
+    warning = otherwise_captured(llama.nodes, aligned, seen)
+    assert warning is not None
+    assert warning.startswith("while it is captured the step launches 29 kernels")

@@ -1,5 +1,6 @@
 """Launches of which a profiler saw nothing run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from chrome_events import host, kernel, launch
 from recorded import read
-from underclock.core.tracing.captured import PlainRun, captured_step
+from underclock.core.tracing.captured import PlainRun, assumed_step, captured_step
 from underclock.core.tracing.profile import (
     activities,
     captured_calls,
@@ -17,8 +18,8 @@ from underclock.core.tracing.profile import (
     synchronising,
 )
 from underclock.errors import DataError, MeasurementError
-from underclock.records import Pass
-from underclock.records.work import MODULE_MARK, NodeKind, TracedActivity
+from underclock.records import Kind, Pass, Step
+from underclock.records.work import LAUNCH_MARK, MODULE_MARK, NodeKind, Operator, TracedActivity
 
 
 def seen(*events: dict[str, Any]) -> tuple[TracedActivity, ...]:
@@ -185,18 +186,90 @@ def test_what_the_profiler_lost_is_counted_and_said() -> None:
     assert "lost 1 of the 2 kernels" in (PlainRun.of(trace).lost or "")
 
 
-def test_a_kernel_that_is_captured_is_not_lost() -> None:
-    begin, end = "cudaStreamBeginCapture", "cudaStreamEndCapture"
-    trace = _trace(
-        launch(0, 1), kernel(9, 1), launch(1, 2, name=begin), launch(2, 3), launch(3, 4, name=end)
-    )
-    assert launches_lost(trace) == (0, 1)
-    assert saw_all(trace)
-
-
 def test_a_step_of_which_nothing_was_seen_is_refused() -> None:
     nodes = read(TRACES / "tiny.json.gz").nodes
 
     with pytest.raises(MeasurementError, match="saw none of them run") as refused:
         captured_step("tiny", nodes, [], PlainRun.of(_trace(host("aten::mm", 0, 5))))
     assert "Nsight" in refused.value.hint
+
+
+_SHAPES = "fp32[8x4], fp32[4x2]"
+
+
+def _operator(name: str, shapes: str = _SHAPES, **others: float | None) -> Operator:
+    facts = {"elements": 32, "bytes_moved": 200, "flops": None} | others
+    return Operator(name=f"aten::{name}", shapes=shapes, **facts)  # type: ignore[arg-type]
+
+
+def _step(operators: Sequence[Operator], *around: dict[str, object]) -> Step:
+    """Return the step of operators that were handed over at 10, 20, 30 …"""
+    marks = [
+        host(f"{LAUNCH_MARK}{number}", 10 * (number + 1), 10 * (number + 1) + 5)
+        for number in range(len(operators))
+    ]
+    return assumed_step("mine", {"traceEvents": [*around, *marks, {"ph": "M"}]}, operators)
+
+
+def test_each_operator_is_a_kernel_with_its_work_and_place() -> None:
+    product = _operator("mm", flops=128.0)
+    step = _step(
+        [product, _operator("gelu"), product, _operator("_fused_adamw_", "3 tensors[32]")],
+        host(f"{MODULE_MARK}Net", 1, 28),
+        host(f"{MODULE_MARK}blocks.0", 2, 19),
+        host("aten::linear", 3, 18, Sequence_number=7),
+        host("autograd::engine::evaluate_function: MmBackward0", 29, 36, Sequence_number=7),
+        host("Optimizer.step#AdamW.step", 38, 50),
+    )
+
+    assert step.is_assumed
+    assert [step.kernels[index].launch.operator for index in step.order] == [  # type: ignore[union-attr]
+        *("aten::mm", "aten::gelu", "aten::mm", "aten::_fused_adamw_")
+    ]
+    first, gelu, last, adam = step.kernels
+    assert [each.pass_ for each in step.kernels] == [
+        *(Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER)
+    ]
+    assert (first.kind, first.flops, first.bytes_moved) == (Kind.GEMM, 128.0, 200.0)
+    assert (gelu.kind, gelu.flops) == (Kind.MEMORY, 32 * 32.0)  # as llm.c's gelu is counted
+    assert last.flops == 128.0
+    assert adam.flops == 15 * 32.0
+    assert step.modules == ("Net > blocks.0", "Net", "Net > blocks.0", "")
+    assert "no GPU was seen" in step.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "flops"),
+    [
+        ("convolution_backward", "gemm", 7.0),
+        ("_scaled_dot_product_flash_attention", "attention", 7.0),
+        ("native_layer_norm_backward", "layer_norm_backward", 12.0),
+        ("native_layer_norm", "layer_norm", 8.0),
+        ("_log_softmax_backward_data", "softmax_backward", 4.0),
+        ("_softmax", "softmax", 5.0),
+        ("gelu_backward", "elementwise", 64.0),
+        ("_foreach_addcdiv_", "multi_tensor_apply", 1.0),
+        ("_to_copy", "copy", 0.0),
+        ("embedding", "copy", 0.0),
+        ("zeros_like", "fill", 0.0),
+        ("sum", "reduce", 1.0),
+        ("embedding_dense_backward", "elementwise", 1.0),
+    ],
+)
+def test_kernels_are_named_and_counted_as_a_gpu_would_run_them(
+    name: str, function: str, flops: float
+) -> None:
+    known = flops if function in {"gemm", "attention"} else None
+    operator = _operator(name, elements=1, flops=known)
+
+    (kernel,) = _step([operator], host(f"{MODULE_MARK}Net", 1, 99)).kernels
+
+    assert kernel.launch is not None
+    assert kernel.launch.function == f"assumed {function}"
+    assert kernel.flops == flops
+    assert (kernel.kind is Kind.GEMM) == (function in {"gemm", "attention"})
+
+
+def test_a_step_without_operators_is_refused() -> None:
+    with pytest.raises(DataError, match="launched no kernel"):
+        _step([])

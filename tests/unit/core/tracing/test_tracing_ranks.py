@@ -3,15 +3,15 @@
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rank_steps import RankStep, steps_s
 from recorded import Recording, read
+from underclock.core.tracing.captured import PlainRun, kernel_means_s, profiled_step
 from underclock.core.tracing.host import bytes_of
 from underclock.core.tracing.profile import activities, stream_waits
-from underclock.core.tracing.streams import streams, with_shares
-from underclock.records import Pass
+from underclock.core.tracing.streams import streams
+from underclock.records import Kind, Pass
 from underclock.records.work import TracedActivity
 
 TRACES = Path(__file__).parents[3] / "data" / "traces" / "ranks"
@@ -47,8 +47,40 @@ def _moved(name: str, operator: str) -> float:
     return sum(bytes_of(one.operator, one.shapes) or 0.0 for one in some)
 
 
-def test_every_gradient_is_averaged_once() -> None:
+def test_every_gradient_is_averaged_once_by_a_kernel_of_communication() -> None:
     assert _moved("ddp", "allreduce") == _BF16 * _PARAMETERS
+    step = _recording("ddp", 0).traced("ddp").step
+    averaged = [each for each in step.kernels if "allreduce" in each.name]
+
+    assert averaged
+    for kernel in averaged:
+        assert (kernel.kind, kernel.pass_) == (Kind.COLLECTIVE, Pass.COMMUNICATION)
+        assert "allreduce communication" in kernel.name
+        assert "among 2 ranks in group" in kernel.shape
+
+
+@pytest.mark.parametrize(
+    ("operator", "sent"),
+    [("allreduce", 1.5), ("all_to_all", 0.75), ("send", 1.0), ("broadcast", 1.0)],
+)
+def test_a_rank_of_a_ring_sends_what_the_others_need(operator: str, sent: float) -> None:
+    shapes = "fp32[64] to fp32[64] among 4 ranks"
+
+    assert bytes_of(f"nccl::{operator}", shapes) == 4 * 64 * sent
+
+
+def test_launches_that_a_profiler_made_longer_add_up_to_the_step_by_itself() -> None:
+    plain = PlainRun.of(_recording("ddp", 0).trace)
+    traced = profiled_step("ddp", plain)
+    took_s = kernel_means_s(traced, plain, 1e9)
+    counts = [kernel.count for kernel in traced.step.kernels]
+    waited = [kernel.waited_count for kernel in traced.step.kernels]
+    waited_s = sum(each * count for each, count in zip(took_s, waited, strict=True))
+
+    seen_s = sum(one.duration_s for one in plain.seen)
+    assert sum(s * n for s, n in zip(took_s, counts, strict=True)) == pytest.approx(seen_s)
+    halved = kernel_means_s(traced, plain, 0.5 * waited_s)
+    assert halved == pytest.approx([0.5 * each for each in took_s])
 
 
 def test_sharded_weights_are_gathered_and_their_gradients_scattered() -> None:
@@ -87,13 +119,3 @@ def test_a_step_waits_for_few_of_its_collectives(
 
     assert [(kernel.count, kernel.waited_for) for kernel in some] == waited
     assert {kernel.waited_for for kernel in others} == {1.0}
-
-
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
-def test_launches_add_up_to_the_step_where_only_what_is_waited_for_counts(name: str) -> None:
-    of, seen = _rank(name, 0), with_shares(_seen(name, 0))
-    taken_s, waits_s = of.streams.duration_s, np.array([one.waited_for for one in seen])
-    alone_s = steps_s([of])[0]
-
-    assert taken_s @ waits_s == pytest.approx(alone_s, rel=0.03)
-    assert taken_s.sum() > 1.05 * alone_s

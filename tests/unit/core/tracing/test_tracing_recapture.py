@@ -109,25 +109,6 @@ def test_a_call_more_is_another_step(
     assert difference(step_of(more, algorithms), step_of(calls, algorithms)) is not None
 
 
-CONV, OTHERS = ("conv", "features"), [("mm", "head"), ("mul", "head")]
-PLAIN = {"conv": ("to_nhwc", "fprop", "to_nchw"), "mm": ("gemm",), "mul": ("mul",)}
-
-
-def test_a_convolution_may_take_another_algorithm_with_fewer_launches() -> None:
-    traced = step_of([CONV, *OTHERS, CONV], PLAIN)
-    captured = step_of([CONV, *OTHERS, CONV], {**PLAIN, "conv": ("winograd",)})
-    found = recaptured(traced, captured)
-    assert [kernel.name for kernel in found.step.kernels] == [
-        "features conv",
-        "head mm",
-        "head mul",
-    ]
-    (change,) = found.changes
-    assert change == (
-        "'features conv to_nhwc' runs winograd instead of to_nhwc and fprop and to_nchw"
-    )
-
-
 @pytest.mark.parametrize(
     ("found", "words"),
     [

@@ -29,13 +29,6 @@ def _launch(
 
 
 _COMPUTE, _NETWORK = 7, 20
-_DDP = (  # three products; the first's gradient is reduced beside the others, then all is applied
-    _launch(100.0, 101.0, _COMPUTE),
-    _launch(101.0, 103.0, _COMPUTE),
-    _launch(101.0, 102.0, _NETWORK, Pass.COMMUNICATION),
-    _launch(103.0, 103.5, _NETWORK, Pass.COMMUNICATION),
-    _launch(103.5, 104.5, _COMPUTE, Pass.OPTIMIZER),
-)
 
 
 @st.composite
@@ -83,14 +76,6 @@ def test_a_launch_may_take_its_slack_longer_and_no_more(
     assert slack_s >= 0.0
     assert _with(found, place, slack_s) == pytest.approx(found.step_s(), abs=1e-9)
     assert _with(found, place, slack_s + 1.0) == pytest.approx(found.step_s() + 1.0, abs=1e-9)
-
-
-def test_a_collective_beside_the_backward_pass_could_take_longer() -> None:
-    found = streams(_DDP)
-
-    assert found.waits == ((), (0,), (0,), (1, 2), (1, 3))
-    assert found.slack_s() == pytest.approx([0.0, 0.0, 1.0, 0.0, 0.0])
-    assert found.step_s() == pytest.approx(4.5)
 
 
 def test_a_copy_in_another_stream_counts_for_what_of_it_is_waited_for() -> None:
@@ -144,16 +129,3 @@ def test_waiting_for_another_rank_is_not_what_a_collective_takes() -> None:
     assert [one.waited_for for one in with_shares(seen)] == [1.0, 1.0, 1.0, 0.0, 0.5]
     nameless = [msgspec.structs.replace(one, shapes="") for one in seen]
     assert with_shares(nameless)[4].waited_for == pytest.approx(2.5 / 3.0, abs=1e-4)
-
-
-def test_a_host_that_is_slow_in_a_profile_hides_no_collective() -> None:
-    seen = (
-        _launch(0.0, 1.0, _COMPUTE),
-        _launch(1.0, 2.0, _NETWORK, Pass.COMMUNICATION),
-        _launch(5.0, 6.0, _COMPUTE),
-    )
-    instead = _launch(1.0, 1.0, _NETWORK, Pass.COMMUNICATION)
-
-    assert with_shares(seen, [(2, 1)])[1].waited_for == 1.0
-    assert with_shares((seen[0], instead, seen[2]))[1].waited_for == 1.0
-    assert with_shares(seen[::2]) == seen[::2]

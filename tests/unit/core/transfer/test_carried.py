@@ -12,7 +12,7 @@ from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import solve_strategies
 from underclock.core.step.power_capped_step import cap_of
 from underclock.core.transfer import Carried, carried
-from underclock.core.transfer.matching import matched
+from underclock.core.transfer.matching import matched, rows_apart, work_of
 from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
 from underclock.errors import DataError
 from underclock.records import Kernel, Kind, Launch, SampleSet, Step, Strategy
@@ -149,11 +149,11 @@ def test_kernels_that_were_measured_after_all_are_the_same(samples: SampleSet) -
     )
 
 
-def _known(count: int, bytes_of: float = 1e6) -> KnownKernels:
+def _known(count: int) -> KnownKernels:
     sizes = np.arange(1.0, count + 1.0)
     return KnownKernels(
         kinds=np.ones(count, dtype=np.int64),
-        work=np.stack([1e9 * sizes, bytes_of * sizes]),
+        work=np.stack([1e9 * sizes, 1e6 * sizes]),
         parameters=np.log(np.outer(sizes, [1.0, 0.5, 0.1, 2.0])),
         cov=np.tile(1e-6 * np.eye(4), (count, 1, 1)),
     )
@@ -161,22 +161,18 @@ def _known(count: int, bytes_of: float = 1e6) -> KnownKernels:
 
 def _unseen(
     known: KnownKernels,
-    *bytes_moved: float,
-    kind: int = 1,
-    like: int | tuple[int, ...] = -1,
-    longer: float = 0.0,
+    bytes_moved: float,
 ) -> Unseen:
-    """Tell of kernels by their bytes, like known ones, the last with longer rows."""
-    count = len(bytes_moved)
+    """Tell of a kernel of the same kind by its bytes."""
     flops_per_byte = known.work[0, 0] / known.work[1, 0]
     return unseen(
         known,
         np.ones(len(known.kinds), dtype=bool),
-        np.full(count, kind),
+        np.ones(1, dtype=np.int64),
         np.outer([flops_per_byte, 1.0], bytes_moved),
-        np.full(count, like),
-        np.zeros(count, dtype=bool),
-        np.array([*[0.0] * (count - 1), longer]),
+        np.full(1, -1),
+        np.zeros(1, dtype=bool),
+        np.zeros(1),
     )
 
 
@@ -188,14 +184,6 @@ def test_a_size_of_a_kind_follows_its_work(count: int) -> None:
     assert told.kept[0] == 0.0
     # Two kernels show no deviation from a line; eight show that there is none.
     assert (np.sqrt(np.diag(told.cov[0])) > 0.4).all() == (count == 2)
-
-
-def test_less_is_kept_of_a_kernel_whose_rows_are_longer() -> None:
-    known = _known(8)
-    known.parameters[3] += 0.3
-    told = _unseen(known, 5e6, 5e6, like=3, longer=math.log(4.0))
-    assert told.kept[1] < 0.5 < told.kept[0]
-    assert (np.diag(told.cov[1]) > np.diag(told.cov[0])).all()
 
 
 def _traced(name: str, function: str, operator: str, module: str, size: float) -> Kernel:
@@ -272,3 +260,45 @@ def test_where_auto_may_not_reach_its_cap_a_lock_may_cost_more_than_expected() -
     early, late = found.predicted_change(np.full(len(step.kernels), setting)).intervals[0]
     assert early < 0.0 < late
     assert late != pytest.approx(-early, rel=0.02)
+
+
+def _of_shapes(shapes: str, identity: str) -> Kernel:
+    launch = Launch(
+        function="softmax",
+        operator="aten::_softmax",
+        module="b.*",
+        shapes=shapes,
+        identity=identity,
+    )
+    return Kernel(name="softmax", kind=Kind.MEMORY, launch=launch)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "moved"),
+    [
+        ("bf16[8x1024], bool[4]@1", 2 * 8 * 1024 + 4),
+        ("fp32[2x3], i64[]", 24 + 8),
+        ("3 tensors[12]", 12),
+        ("", 0),
+    ],
+)
+def test_a_traced_kernel_moves_what_its_inputs_hold(shapes: str, moved: int) -> None:
+    assert work_of([_of_shapes(shapes, "a")])[1, 0] == moved
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "apart"),
+    [
+        ("bf16[40x16x128], bool[128]", "bf16[8x16x128], bool[128]", 1.0),
+        ("bf16[16384x2048], bf16[2048x512]", "bf16[16384x1024], bf16[1024x1024]", 2.0),
+        ("bf16[40x128]", "bf16[40x128], bf16[128]", 1.0),
+        ("3 tensors[12], i64[]", "3 tensors[6], i64[]", 1.0),
+        ("bf16[8x0]", "bf16[8x4]", 4.0),
+    ],
+)
+def test_rows_are_apart_where_last_axes_are(known: str, wanted: str, apart: float) -> None:
+    one, other = _of_shapes(known, "a"), _of_shapes(wanted, "b")
+
+    assert np.exp(rows_apart(one, other)) == pytest.approx(apart)
+    assert rows_apart(one, other) == rows_apart(other, one)
+    assert rows_apart(one, Kernel(name="named", kind=Kind.MEMORY)) == 0.0
