@@ -17,6 +17,7 @@ from underclock.core.model.damped_steps import (
     Linear,
 )
 from underclock.core.model.diagnostics import prior_doubt
+from underclock.core.model.fitting import fitted
 from underclock.core.model.hierarchical_prior import (
     kernel_kind,
 )
@@ -211,3 +212,12 @@ def test_a_kernel_is_told_by_its_operator_and_function(kind: str, name: str) -> 
     kernel = Kernel(name="attention norm", kind=kind_of(operator, function), launch=launch)
     assert kernel_kind(kernel) == kind
     assert kernel_kind(msgspec.structs.replace(kernel, kind=None)) is None
+
+
+def test_kernels_fitted_to_a_known_gpu_know_how_strange_it_is() -> None:
+    rows = _rows(_off(3.0))
+
+    model = fitted(rows, _USUAL, most_kernels=6)
+
+    assert len(model.rows.names) == _KERNELS
+    assert model.shared_scale > 1.5

@@ -1,19 +1,17 @@
 """Costs of a step whose clocks were steered with co-load, on a GPU made of physics alone."""
 
 import msgspec
+import numpy as np
 import pytest
 
-from steered_gpu import Synthetic, campaign
+from steered_gpu import KERNELS, Synthetic, campaign
 from underclock.core.model.entries import offered_settings
+from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_sets import check_values
 from underclock.core.steering import clock_range
 from underclock.errors import DataError
-from underclock.records import (
-    ALONE,
-    AUTO,
-    Clocks,
-    SampleSet,
-)
+from underclock.records import ALONE, AUTO, Clocks, SampleSet
+from windows import having
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +48,21 @@ def test_measurements_with_coload_that_cannot_be_are_refused(
 
     with pytest.raises(DataError, match=words):
         check_values(msgspec.structs.replace(samples, windows=(bad,)))
+
+
+@pytest.mark.parametrize("waited_for", [0.0, 0.5])
+def test_what_launches_beside_others_draw_is_the_same_at_all_clocks(
+    samples: SampleSet, waited_for: float
+) -> None:
+    kernels = [
+        msgspec.structs.replace(kernel, waited_for=waited_for if kernel.name == "softmax" else 1.0)
+        for kernel in samples.kernels
+    ]
+    table = estimate(having(samples, kernels=tuple(kernels))).costs.table
+    at = list(KERNELS).index("softmax")
+
+    assert table.fixed_j[at] > 0.0
+    assert (np.delete(table.fixed_j, at) == 0.0).all()
+    known = np.isfinite(table.energy_j[at])
+    assert (table.energy_j[at, known] > table.fixed_j[at]).all()
+    assert (np.ptp(table.time_s[at, known]) == 0.0) == (waited_for == 0.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noisy_tables import noisy_samples, run_table, true_costs
+from noisy_tables import CORES, noisy_samples, run_table, true_costs
 from score import as_measured, run_variances
 from underclock.arrays import Floats
 from underclock.core.model.costs import Costs
@@ -146,7 +146,7 @@ def test_one_kernel_at_one_lock_is_enough_for_costs_everywhere(mem_mhz: int | No
     assert 0.0 < change.energy_spread < other.energy_spread < 1.0
 
 
-CORES = (*range(600, 1500, 150), 1900)
+_CORES = (*range(600, 1500, 150), 1900)
 MEMS = (5001, 9251)
 
 
@@ -156,7 +156,7 @@ def table(odd: tuple[str, int, int] | None = None, factor: float = 1.0, seed: in
     samples = []
     for name, bound in (("core", 1.0), ("memory", 0.1), ("both", 0.5)):
         for mem_mhz in MEMS:
-            for core_mhz in CORES:
+            for core_mhz in _CORES:
                 time_s = bound * 1000 / core_mhz + (1 - bound) * 5000 / mem_mhz
                 power_w = 50 + 100 * (core_mhz / 1500) ** 2.5 + mem_mhz / 500
                 wrong = factor if odd == (name, mem_mhz, core_mhz) else 1.0
@@ -210,7 +210,7 @@ def test_odd_repeats_are_told_and_weighed() -> None:
 @given(
     st.sampled_from(["core", "memory", "both"]),
     st.sampled_from(MEMS),
-    st.sampled_from(CORES),
+    st.sampled_from(_CORES),
     st.sampled_from([0.01, 0.1, 20.0, 1000.0]),
     st.integers(0, 20),
 )
@@ -226,3 +226,19 @@ def test_one_wrong_row_is_named_and_no_other(
 @given(st.integers(0, 100))
 def test_rows_that_follow_each_other_are_not_doubted(seed: int) -> None:
     assert odd_rows(table(seed=seed)) == ()
+
+
+def test_a_disturbed_row_of_one_run_moves_nothing() -> None:
+    samples = [s for k in range(6) for s in noisy_samples(f"k{k}", 0.003, k, repeats=1)]
+    sample_set = run_table(samples, sampled=True)
+    at = next(i for i, s in enumerate(sample_set.samples) if s.asked.core_mhz == CORES[6])
+    samples = list(sample_set.samples)
+    samples[at] = msgspec.structs.replace(
+        samples[at], time_s=1.8 * samples[at].time_s, energy_j=1.8 * samples[at].energy_j
+    )
+    calm, odd = (
+        inferred_costs(run_table(each, sampled=True))
+        for each in (list(sample_set.samples), samples)
+    )
+
+    assert np.abs(np.log(odd.table.time_s / calm.table.time_s)).max() < 0.02

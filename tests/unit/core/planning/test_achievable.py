@@ -18,6 +18,7 @@ from underclock.core.planning.latency_constrained import (
     achieved,
     as_schedule,
     budget_curve,
+    curve_latencies,
     fastest_change,
     latency_curve,
 )
@@ -251,3 +252,20 @@ def test_the_best_aim_costs_no_more_than_the_launch_itself(
     late = np.array([1.0 - 1.0 / bound[0], 1.0 - bound[1]])
 
     assert (cost <= 350.0 * mean_s * (early + late) + 1e-2 * jitter_s * 350.0).all()
+
+
+@pytest.mark.parametrize(
+    ("own_s", "curve"),
+    [
+        (None, (1e-3, 6e-3, 0.15)),
+        (0.0, (1e-3, 6e-3, 0.15)),
+        (20e-6, (20e-6, 6e-3, 0.15)),
+        (6e-3, (1e-3, 6e-3, 0.15)),
+        (20e-3, (1e-3, 20e-3, 0.15)),
+        (0.5, (1e-3, 6e-3, 0.5)),
+    ],
+)
+def test_a_curve_has_three_latencies_and_a_gpus_own_among_them(
+    own_s: float | None, curve: tuple[float, ...]
+) -> None:
+    assert curve_latencies(own_s) == curve

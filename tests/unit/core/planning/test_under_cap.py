@@ -352,3 +352,17 @@ def test_a_step_that_waits_for_nothing_is_refused() -> None:
     with pytest.raises(DataError, match="waits for none of its kernels") as refused:
         cost_table(msgspec.structs.replace(campaign, kernels=none))
     assert refused.value.hint
+
+
+def test_a_schedule_of_unsure_costs_keeps_its_budget_with_a_margin() -> None:
+    table = step(3, limit=0.8, each=6)
+    arm = schedule(table, 0.01, 1e-4, Sure(table, 2e-3))
+    assert arm.time_change is not None
+    assert arm.time_change <= 0.01 - (1.64 * 2e-3 - 1e-3) + 1e-5
+    assert arm.time_interval is not None
+
+
+def test_where_nothing_is_sure_to_keep_the_budget_auto_is_left() -> None:
+    table = step(3, limit=0.7, each=6)
+    arm = schedule(table, 0.08, 1e-4, Sure(table, 0.5))
+    assert (arm.time_change, arm.energy_change) == (0.0, 0.0)

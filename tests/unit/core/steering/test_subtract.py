@@ -11,6 +11,7 @@ from made_up_mixes import (
 )
 from steered_gpu import GPU, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic
 from underclock.core.design import Wanted
+from underclock.core.model.sample_rows import rows_of
 from underclock.core.steering import steering_notes
 from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.mixing import METER_S, spin_mhz
@@ -111,3 +112,16 @@ def test_what_is_left_of_a_mix_is_the_kernels() -> None:
         assert left.time_s == sample.kernel_s[0]
         assert left.power_w == pytest.approx(power_w, rel=0.02)
         assert 0.0 < left.power_windows <= 1.0
+
+
+def test_a_whole_step_tells_times_and_no_powers(steered: SampleSet) -> None:
+    rows = rows_of(steered)
+    steps = sum(not s.kernel and bool(s.kernel_s) for s in steered.mixed)
+    for k, kernel in enumerate(steered.kernels):
+        time, power = rows.windows[:, rows.kernel == k]
+        metered = sum(s.kernel == kernel.name and s.spin_mhz is not None for s in steered.mixed)
+        assert (power == 0.0).sum() == steps + metered
+        # Times and powers of the same mix are rows of their own, each at its own clock.
+        assert (time == 0.0).sum() == metered
+        assert ((time > 0.0) | (power > 0.0)).all()
+    assert len(rows.step) == steps
