@@ -108,15 +108,6 @@ def test_few_rows_of_a_table_find_most_of_its_saving(sweep: Path, adapted: Sampl
     assert "\N{PLUS-MINUS SIGN}" not in (promise_text(made) or "")
 
 
-def test_what_is_measured_depends_on_the_time_budget_it_is_for(
-    sweep: Path, adapted: SampleSet, tmp_path: Path
-) -> None:
-    wide = _adapt(sweep, tmp_path / "s.db", len(adapted.samples), slowdowns=(0.3,))
-    goal = Goal(max_slowdown=0.3)
-
-    assert plan(wide, goal).promise.energy_change < plan(adapted, goal).promise.energy_change
-
-
 def test_a_goal_that_a_table_cannot_be_measured_for_is_refused(table: Path, tmp_path: Path) -> None:
     campaign = Campaign(slowdowns=(0.05,))
     with pytest.raises(UsageError, match="replayed whole, so it is not measured for a time budget"):

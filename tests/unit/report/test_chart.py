@@ -17,7 +17,6 @@ from underclock.report.chart import (
     Shade,
     draw,
     round_ticks,
-    shortened,
 )
 from underclock.report.wording import MINUS
 
@@ -52,16 +51,6 @@ def test_ticks_are_round_lie_within_and_are_told_apart(
     for value, words in ticks:
         written = float(words.replace(MINUS, "-"))
         assert math.isclose(written, value, rel_tol=1e-6, abs_tol=1e-6 * span)
-
-
-@pytest.mark.untraced
-@given(st.text(max_size=80), st.integers(5, 40))
-def test_a_shortened_name_keeps_both_its_ends(words: str, most: int) -> None:
-    short = shortened(words, most)
-
-    assert len(short) <= most or short == words
-    assert short[:2] == words[:2]
-    assert short[-2:] == words[-2:]
 
 
 def test_markup_in_a_name_is_text() -> None:

@@ -152,10 +152,3 @@ def test_a_run_ends_with_one_line(lines: tuple[Line, ...], words: str) -> None:
     assert words in line
     assert line.endswith("; clocks were given back")
     assert "\n" not in line
-
-
-def test_steps_that_were_seen_at_once_count_as_many_and_not_as_one() -> None:
-    three = msgspec.structs.replace(step(0, "plan", 10.0), steps=3)
-    summary = summary_of((RUN, three, step(3, "plan", 30.0), step(4, "plan", 30.0)))
-
-    assert (summary.steps, summary.followed, summary.step_j) == (5, 5, 18.0)

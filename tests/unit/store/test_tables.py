@@ -332,14 +332,6 @@ class TestOtherWaysOfWriting:
 
         assert "with a point: 0.5" in error.hint
 
-    def test_the_hash_is_of_what_the_table_says(self, tmp_path: Path) -> None:
-        first = read_table(table(tmp_path / "t.csv", HEADER, ROW)).provenance
-        again = read_table(table(tmp_path / "u.csv", HEADER.upper(), ROW, "")).provenance
-        other = read_table(table(tmp_path / "t.csv", HEADER, ROW.replace("0.5", "0.6"))).provenance
-
-        assert first == again
-        assert first != other
-
 
 class TestRepeats:
     def test_repeats_that_scatter_are_warned_of(self, tmp_path: Path) -> None:

@@ -138,19 +138,6 @@ def test_of_two_settings_the_one_that_may_turn_out_better_is_worth_more() -> Non
     assert (worth[:, 1] == worth[:, 2]).all()
 
 
-def test_where_looks_left_something_open_another_one_tells_little() -> None:
-    costs, planned = _some(3), np.full(_K, _S - 1)
-    before = improvement(costs, _looks(), 50.0, planned)
-    k, s = np.unravel_index(int(before.argmax()), before.shape)
-    count = np.zeros((_K, _S))
-    count[k, s] = 100.0
-    after = improvement(costs, _looks(count), 50.0, planned)
-
-    assert after[k, s] < 0.2 * before[k, s]
-    others = np.arange(_K) != k
-    assert after[others] == pytest.approx(before[others])
-
-
 def _worth_of_rows(
     time_s: Floats, energy_j: Floats, spread: Floats, budget: float, auto: float = 1.0
 ) -> Floats:

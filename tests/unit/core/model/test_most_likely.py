@@ -11,11 +11,6 @@ from hypothesis import strategies as st
 
 from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
-from underclock.core.model.damped_steps import (
-    FitProblem,
-    FitState,
-    Linear,
-)
 from underclock.core.model.diagnostics import prior_doubt
 from underclock.core.model.fitting import fitted
 from underclock.core.model.hierarchical_prior import (
@@ -128,23 +123,6 @@ def test_a_fit_finds_what_lies_behind_the_noise(truth: _Truth, model: FittedMode
     log, fitted_log = _log(truth.parameters, truth), _log(model.parameters, truth)
 
     assert (np.abs(fitted_log - log).mean(axis=1) < [0.002, 0.005]).all()
-
-
-@settings(max_examples=10)
-@given(st.sets(st.integers(0, 23), min_size=4, max_size=20))
-def test_more_rows_never_make_a_shared_constant_less_sure(
-    truth: _Truth, model: FittedModel, columns: set[int]
-) -> None:
-    def covariance(rows: Rows) -> Floats:
-        problem = FitProblem.of(rows, _FAMILY)
-        state = FitState(parameters=model.parameters, prior=problem.begin().prior)
-        return Linear.of(problem, state).curvature(problem.precision).shared_covariance()
-
-    # The fastest row is in both: the prior leans on it.
-    chosen = np.flatnonzero(np.isin(np.arange(len(truth.rows.kernel)) % 24, [*columns, 23]))
-    some, every = covariance(truth.rows.some(chosen)), covariance(truth.rows)
-
-    assert np.linalg.eigvalsh(some - every).min() > -1e-9
 
 
 _TWO_MEMS = (5001.0, 9501.0)

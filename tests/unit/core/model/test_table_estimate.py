@@ -129,23 +129,6 @@ def test_a_row_that_no_clock_can_give_is_not_planned() -> None:
     assert table.time_s[0, column] > 0.93 * table.time_s[0, -1]
 
 
-@pytest.mark.parametrize("mem_mhz", [None, 5000])
-def test_one_kernel_at_one_lock_is_enough_for_costs_everywhere(mem_mhz: int | None) -> None:
-    samples = [s for s in noisy_samples("a", 0.01, 0, repeats=1) if s.asked.core_mhz in {None, 900}]
-    settings = (Clocks(core_mhz=900, mem_mhz=mem_mhz), Clocks(core_mhz=1500, mem_mhz=mem_mhz), AUTO)
-    samples = [
-        msgspec.structs.replace(s, asked=AUTO if s.asked.is_auto else settings[0]) for s in samples
-    ]
-    found = estimate(run_table(samples, settings=settings))
-    change, other = (found.costs.predicted_change(np.array([at])) for at in (0, 1))
-
-    assert found.costs.table.settings == settings
-    assert np.isfinite(found.costs.table.time_s).all()
-    assert np.isfinite(found.costs.moves).all()
-    assert 0.0 < change.time_change < 1.0
-    assert 0.0 < change.energy_spread < other.energy_spread < 1.0
-
-
 _CORES = (*range(600, 1500, 150), 1900)
 MEMS = (5001, 9251)
 

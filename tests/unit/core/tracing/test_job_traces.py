@@ -329,19 +329,6 @@ def test_what_is_not_known_is_said() -> None:
     assert [rank.stage for rank in traced.ranks] == [0, 1]
 
 
-def test_groups_say_which_ranks_are_a_pipeline() -> None:
-    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,), data=2)
-    traces = traces_of(job)
-    for trace, ranks in zip(traces, ([0, 1], [0, 1], [2, 3], [2, 3]), strict=True):
-        groups = trace["distributedInfo"]["pg_config"]
-        groups.append({"pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": ranks})
-        for event in _events(trace, "c10d::"):  # a number within that group
-            peer = int(event["args"]["Concrete Inputs"][2])
-            event["args"]["Concrete Inputs"][2] = str(peer % 2)
-    traced, _ = _traced(traces)
-    assert [rank.place[:2] for rank in traced.ranks] == [(0, 0), (1, 0), (0, 1), (1, 1)]
-
-
 def _without_kernels(trace: dict[str, Any], *names: str) -> dict[str, Any]:
     """Take kernels out, with the calls that launched them."""
     gone = {

@@ -11,7 +11,6 @@ from recorded import read
 from underclock.core.tracing.captured import PlainRun, assumed_step, captured_step
 from underclock.core.tracing.profile import (
     activities,
-    captured_calls,
     launches_lost,
     lost_note,
     saw_all,
@@ -19,7 +18,7 @@ from underclock.core.tracing.profile import (
 )
 from underclock.errors import DataError, MeasurementError
 from underclock.records import Kind, Pass, Step
-from underclock.records.work import LAUNCH_MARK, MODULE_MARK, NodeKind, Operator, TracedActivity
+from underclock.records.work import LAUNCH_MARK, MODULE_MARK, Operator, TracedActivity
 
 
 def seen(*events: dict[str, Any]) -> tuple[TracedActivity, ...]:
@@ -143,31 +142,6 @@ def test_what_an_optimizer_runs_as_a_closure_keeps_its_pass() -> None:
         )
     ]
     assert passes == [Pass.OPTIMIZER, Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER, Pass.OPTIMIZER]
-
-
-def test_calls_of_every_part_are_captured_and_what_runs_between_is_not() -> None:
-    def call(name: str, at: float) -> dict[str, Any]:
-        return launch(at, -1, name=name)
-
-    calls = captured_calls(
-        {
-            "traceEvents": [
-                host("aten::mm", 0, 100),
-                call("cudaLaunchKernel", 1),
-                call("cudaStreamBeginCapture", 2),
-                call("cudaLaunchKernel", 3),
-                call("cudaMemcpyAsync", 4),
-                call("cudaStreamEndCapture", 5),
-                call("cudaGraphLaunch", 6),
-                call("cudaLaunchKernel", 7),
-                call("cudaStreamBeginCapture", 8),
-                call("cudaMemsetAsync", 9),
-                call("cudaStreamEndCapture", 10),
-                call("cudaLaunchKernel", 11),
-            ]
-        }
-    )
-    assert [one.kind for one in calls] == [NodeKind.KERNEL, NodeKind.COPY, NodeKind.MEMSET]
 
 
 TRACES = Path(__file__).parents[3] / "data" / "traces"

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.core.tracing.names import Pool, flops_of, kind_of, pools, without_sizes
-from underclock.core.tracing.recapture import difference, recaptured
 from underclock.core.tracing.step import launch_groups, traced_step
 from underclock.errors import DataError
 from underclock.records import Kind, Pass, Step
@@ -50,13 +49,6 @@ def test_a_memset_serves_every_kernel_of_its_operator_that_is_given_its_memory()
     assert [group.nodes for group in groups] == [(0, 1), (0, 2), (0, 3), (4,)]
     traced = traced_step("s", nodes, matched, cleared=[(), (), (0,), (0,), (0,)])
     assert [kernel.count for kernel in traced.step.kernels] == [1, 2, 1]
-
-
-def test_a_kernel_that_prepares_a_workspace_goes_with_the_one_it_prepares() -> None:
-    init = node("void cask::init_device_workspace_kernel<Params>(Params, bool)")
-    product, other = activity("aten::convolution_backward"), activity("aten::sum")
-    groups = launch_groups([MEMSET, init, node("wgrad"), init], [product, product, product, other])
-    assert [group.nodes for group in groups] == [(0, 1, 2), (3,)]
 
 
 def test_equal_launches_are_one_kernel_with_a_count() -> None:
@@ -239,25 +231,3 @@ def test_a_mixture_of_experts_has_a_kernel_a_function_measured_at_its_median() -
     (sentence,) = step.warnings
     assert sentence.startswith("the data decides the sizes of 9 launches: they are 2 kernels")
     assert sentence.endswith("together that is -78% of size")
-
-
-def routed(tokens: list[int]) -> Step:
-    """Return experts' products, for which a library chooses a function by size."""
-    launches = [one for n in tokens for one in experts([n], function=f"gemm_{n // 16}")]
-    return traced(launches, tokens).step
-
-
-routings = st.lists(st.integers(1, 64), min_size=6, max_size=6).filter(lambda n: len(set(n)) > 1)
-
-
-@pytest.mark.untraced
-@given(routings, routings)
-def test_another_routing_is_the_same_step(before: list[int], now: list[int]) -> None:
-    was, is_ = routed(before), routed(now)
-    assert difference(was, is_) is None
-    found = recaptured(was, is_)
-    assert len({kernel.name for kernel in found.step.kernels}) == len(is_.kernels)
-    if [n // 16 for n in before] == [n // 16 for n in now]:
-        assert found.changes == ()
-        names = [[step.kernels[k].name for k in step.order] for step in (was, found.step)]
-        assert names[0] == names[1]

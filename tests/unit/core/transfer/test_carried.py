@@ -252,16 +252,6 @@ def test_auto_itself_is_told_as_surely_as_it_is_known(samples: SampleSet) -> Non
         assert float(ends[1]) < 1e3 * true_step(step, BOOST_MHZ)[0] < float(ends[2])
 
 
-def test_where_auto_may_not_reach_its_cap_a_lock_may_cost_more_than_expected() -> None:
-    step = gpt(batch=6)
-    found = carried(made_samples(gpt(), held_mhz=1600), step).estimated
-    # A clock next to where the cap is expected to hold auto: it costs nothing, or what auto gains.
-    setting = next(s for s, c in enumerate(found.table.settings) if c.core_mhz == 1500)
-    early, late = found.predicted_change(np.full(len(step.kernels), setting)).intervals[0]
-    assert early < 0.0 < late
-    assert late != pytest.approx(-early, rel=0.02)
-
-
 def _of_shapes(shapes: str, identity: str) -> Kernel:
     launch = Launch(
         function="softmax",
