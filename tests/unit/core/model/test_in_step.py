@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_rows import every_clock, made_rows
-from underclock.core.model.adjusted import with_ratio
-from underclock.core.model.in_step import step_ratio
+from underclock.core.model.adjusted import step_ratio, with_ratio
+from underclock.core.model.parameters import Rows
 from underclock.core.model.posterior import Posterior
-from underclock.core.model.rows import Rows
 from underclock.core.step.whole_step import StepDraw
 from underclock.records import Clocks
 

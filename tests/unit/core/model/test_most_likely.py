@@ -11,20 +11,19 @@ from hypothesis import strategies as st
 
 from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
-from underclock.core.model.diagnostics import prior_doubt
-from underclock.core.model.fitting import fitted
 from underclock.core.model.hierarchical_prior import (
     kernel_kind,
 )
-from underclock.core.model.most_likely import FittedModel, fit_all
+from underclock.core.model.most_likely import FittedModel, fit_all, fitted, prior_doubt
 from underclock.core.model.parameters import (
+    PER_KERNEL,
     Parameters,
     Points,
+    Rows,
     Shared,
     predicted_rows,
     unknown_gpu,
 )
-from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.tracing.names import kind_of
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s

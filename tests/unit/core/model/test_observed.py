@@ -20,9 +20,8 @@ from underclock.core.model.conditioning import (
     likeliest_sizes,
 )
 from underclock.core.model.estimate import bounded
-from underclock.core.model.fitting import fitted
 from underclock.core.model.left_out import LeftOut
-from underclock.core.model.most_likely import FittedModel
+from underclock.core.model.most_likely import FittedModel, fitted
 from underclock.core.model.observed import Observed, Runs
 from underclock.core.model.parameters import Shared, unknown_gpu
 from underclock.core.model.posterior import posterior_of

@@ -9,11 +9,11 @@ import pytest
 
 import steered_gpu
 from made_boards import GPU, KERNELS, ORDER, made_board, true_costs, true_step
-from underclock.core.model.entries import offered_settings
+from underclock.core.model.costs import DrawnCosts
 from underclock.core.model.estimate import Estimate, estimate
+from underclock.core.model.sample_rows import offered_settings
 from underclock.core.model.sample_sets import check_values
 from underclock.core.steering import clock_range
-from underclock.core.step.drawn_costs import DrawnCosts
 from underclock.core.step.power_capped_step import settled_step, step_cost
 from underclock.errors import DataError
 from underclock.records import (

@@ -14,7 +14,7 @@ from score import as_measured, run_variances
 from underclock.arrays import Floats
 from underclock.core.model.costs import Costs
 from underclock.core.model.estimate import estimate
-from underclock.core.model.row_runs import odd_repeats, odd_rows, sample_weights
+from underclock.core.model.sample_sets import odd_repeats, odd_rows, sample_weights
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
 
 
