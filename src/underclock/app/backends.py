@@ -69,11 +69,6 @@ def open_gpu(
         step: What they are of; a real GPU runs it from the start.
         run: The step's function, or where it may be found.
         anew: Whether the step may launch other numbers of kernels than when it was traced.
-
-    Raises:
-        UsageError: A table, no such model or index, or no traced step.
-        DeviceError: A real GPU, or PyTorch, cannot do what is asked.
-        MeasurementError: The step is not the one that was traced.
     """
     name.need(Capability.READ)
     if name.is_simulated:
@@ -119,10 +114,6 @@ def in_virtual_time(spec: str) -> str:
 
     A served GPU runs in real time, for trainers; the same model and unit measures alike in
     virtual time, and runs nothing on it.
-
-    Raises:
-        UsageError: It is served, and of no model that is known by name.
-        DeviceError: It does not answer.
     """
     name = parse_gpu(spec)
     if name.kind is not GpuKind.REAL or not os.environ.get(SIMULATOR):
@@ -152,10 +143,6 @@ def open_measurer(
     Clocks that are held on it are given back at the end, whatever happens. How long is waited and
     measured is by default as `default_measuring` says; else arguments and errors are those of
     `open_gpu`.
-
-    Raises:
-        UsageError: No such kind of GPU.
-        DataError: The table cannot be read.
     """
     name = parse_gpu(spec)
     if name.kind is GpuKind.REPLAYED:

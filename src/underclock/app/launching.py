@@ -70,11 +70,6 @@ def looked_at(
 
     Returns:
         How it went in each rank, in their order.
-
-    Raises:
-        UsageError: It takes too few steps, or none that can be seen.
-        MeasurementError: It fails; or a rank does, and is named.
-        UnderclockError: What a rank could not do, with that error's exit code.
     """
     folder = Path(look.folder)
     place = folder / "look.json"

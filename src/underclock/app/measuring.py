@@ -126,11 +126,7 @@ def surveyed(
     measuring: MeasurementSettings,
     seed: int,
 ) -> tuple[SampleSet, Points]:
-    """Return what the file of a campaign says before all samples, and what is to be measured.
-
-    Raises:
-        UsageError: Fewer samples are allowed than there are kernels.
-    """
+    """Return what the file of a campaign says before all samples, and what is to be measured."""
     runs = Capability.RUN in measurer.capabilities
     replayed = measurer.table.provenance if isinstance(measurer, ReplayMeasurer) else None
     provenance = Provenance(
@@ -173,9 +169,6 @@ def file_of(path: Path, gpu: str) -> Path:
     """Return where samples go: of a name, ``%h`` is this host, and ``%g`` the GPU's board.
 
     So every task of a cluster measures into a file of its own under one command.
-
-    Raises:
-        UsageError, DeviceError: There is no such GPU, or it is a table.
     """
     name = path.name.replace("%h", socket.gethostname().partition(".")[0])
     if "%g" in name:
@@ -226,12 +219,6 @@ def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) 
     Args:
         gpu: ``nvml:INDEX``, as given to the first rank; a rank adds its number on its machine.
         run: The step's function, or where it may be found.
-
-    Raises:
-        UsageError: This is the first rank, or none.
-        NotSupportedError: The step's ranks do not run, or did not meet.
-        DeviceError: A launch failed, or clocks cannot be held.
-        MeasurementError: The function or the first rank's step is not the step that was traced.
     """
     name = parse_gpu(gpu)
     rank = ProcessRank.needed(step, os.environ)

@@ -131,11 +131,7 @@ class _Printable:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for several files, unless it is there.
-
-    Raises:
-        UsageError: It cannot be made.
-    """
+    """Make a folder for several files, unless it is there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -272,11 +268,7 @@ def phase_bar(title: str, phases: Sequence[StrEnum]) -> Iterator[Callable[[StrEn
 
 @contextmanager
 def _shown(title: str, every_s: float = _EVERY_S) -> Iterator[_Show]:
-    """Show on a bar, or on lines.
-
-    Raises:
-        InterruptedBySignal: A signal asked the command to end, and that got lost.
-    """
+    """Show on a bar, or on lines."""
     raise_lost_interrupt()
     from rich.console import Console
 

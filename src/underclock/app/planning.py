@@ -129,11 +129,7 @@ def decided(
     costs: PlanCosts,
     switching: Switching | None,
 ) -> Plan:
-    """Choose clocks where it is known what everything costs.
-
-    Raises:
-        InfeasibleError: No choice meets the time budget.
-    """
+    """Choose clocks where it is known what everything costs."""
     table, risk = costs.table, costs.risk
     compared = compare_strategies(table, goal, risk)
     if is_only_whole(sample_set):

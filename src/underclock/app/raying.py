@@ -188,12 +188,6 @@ def measure_together(
 
     Returns:
         The samples of each board.
-
-    Raises:
-        NotSupportedError: Ray is not installed, or clocks are steered.
-        UsageError: A table, a step that only runs whole, or a file of another campaign.
-        DataError: GPUs are unlike, or their drivers or power limits.
-        DeviceError: Ray or a GPU cannot be reached or does not answer, or a process dies twice.
     """
     to, traced = Path(to), as_step(step)
     if traced is None or traced.obstacle:

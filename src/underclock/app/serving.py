@@ -163,9 +163,6 @@ def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:
     """Return what a step costs at auto and at every clock that is known, one clock for all of it.
 
     Whole steps tell it, where they were steered; else the kernels that it is made of do.
-
-    Raises:
-        DataError: It never ran whole, so its time is unknown.
     """
     steered = any(w.is_step and w.kernel_s and coload_moves_clock(w.mix) for w in samples.windows)
     if steered or is_only_whole(samples):

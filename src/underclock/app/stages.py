@@ -61,12 +61,6 @@ def stage_costs(
             bound.
         stages: Of the pipeline.
         chunks: Of each rank.
-
-    Raises:
-        UsageError: Both are given or none, samples are of another number of stages, or the latency
-            is none.
-        DataError: A file cannot be read, samples are no stage's, or only some of
-            them are measured.
     """
     if (profile is None) == (not samples) or (profile is not None and latency is not None):
         raise UsageError(
@@ -123,10 +117,6 @@ def with_costs(
         job: With stages that profile or samples are of.
         profile, samples, latency: As of `stage_costs`.
         blocked_w: As of `with_waiting`.
-
-    Raises:
-        UsageError: As of `stage_costs`.
-        DataError: Likewise, or what was traced has no profile.
     """
     stages = 1 + max(rank.stage for rank in job.ranks)
     costs = stage_costs(profile, samples, latency, stages=stages)

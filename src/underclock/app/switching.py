@@ -63,11 +63,7 @@ class Switching:
     """Whether any is; else other latencies are planned at, and nothing is held."""
 
     def __post_init__(self) -> None:
-        """Word the latencies; reject limits that mean nothing.
-
-        Raises:
-            UsageError: They do not.
-        """
+        """Word the latencies; reject limits that mean nothing."""
         if not self.wording:
             object.__setattr__(self, "wording", f"as {self.latencies.evidence or 'assumed'}")
         try:
@@ -94,10 +90,6 @@ def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) 
 
     Returns:
         ``None`` for ``free``, and for no time at all.
-
-    Raises:
-        UsageError: It is none of these, or nothing was measured.
-        DataError: The file cannot be read.
     """
     given = Path(samples) if isinstance(samples, str | Path) else None
     if text == KNOWN:
@@ -116,10 +108,6 @@ def named_latencies(text: str, given: Path | None) -> tuple[LatencyTable, str] |
 
     Args:
         given: What they are for; ``measured`` is looked for next to it.
-
-    Raises:
-        UsageError: There are none of that name, or nothing was measured.
-        DataError: The file cannot be read.
     """
     if text in FREE:
         return None
@@ -215,11 +203,7 @@ def achievable(
     compared: ComparedStrategies,
     risk: ScheduleRisk | None = None,
 ) -> Achievable:
-    """Plan again under the GPU's own latency.
-
-    Raises:
-        InfeasibleError: No schedule keeps the time budget.
-    """
+    """Plan again under the GPU's own latency."""
     latencies = switching.latencies
     warnings = (*latencies.check_gpu(sample_set.gpu), *latencies.warnings)
     rules = switching.rules(goal.max_slowdown)

@@ -46,11 +46,7 @@ class Confirm:
     """The step's function, or where it may be found."""
 
     def __post_init__(self) -> None:
-        """Refuse to confirm nothing, or on what cannot run kernels.
-
-        Raises:
-            UsageError: No kernels, or a table.
-        """
+        """Refuse to confirm nothing, or on what cannot run kernels."""
         if self.kernels < 1:
             raise UsageError(
                 f"confirming {self.kernels} kernels confirms nothing",
@@ -59,13 +55,7 @@ class Confirm:
         parse_gpu(self.gpu).need(Capability.RUN)
 
     def measured(self, step: Step, found: Carried, made: Plan) -> SampleSet:
-        """Measure the kernels that a promise hangs on most, at auto and at the plan's clocks.
-
-        Raises:
-            DataError: The GPU is not the one whose samples are carried over.
-            UsageError: The file is of another campaign.
-            DeviceError, MeasurementError: From the GPU.
-        """
+        """Measure the kernels that a promise hangs on most, at auto and at the plan's clocks."""
         table = found.estimated.table
         clocks = [made.kernels[kernel.name].clocks for kernel in step.kernels]
         doubts = found.estimated.hangs_on(np.array([table.settings.index(one) for one in clocks]))

@@ -30,12 +30,7 @@ _SURE = 0.005  # of the step's energy: what anybody would act on
 
 
 def runs_elsewhere(gpu: GpuName) -> bool:
-    """Whether a GPU is simulated, so that a step runs on the CPU and its kernels are assumed.
-
-    Raises:
-        UsageError: It is a table, on which nothing can run.
-        DeviceError: A real one does not answer.
-    """
+    """Whether a GPU is simulated, so that a step runs on the CPU and its kernels are assumed."""
     if gpu.kind is GpuKind.REPLAYED:
         raise UsageError(
             f"{gpu.text} is a table, on which nothing trains", hint="name a GPU: nvml:0"
@@ -47,11 +42,7 @@ def runs_elsewhere(gpu: GpuName) -> bool:
 
 
 def traced_before(command: TrainingCommand, file: Path, *, assume: bool) -> Step | None:
-    """Return the step on file; ``None`` where there is none.
-
-    Raises:
-        UsageError: The step on file is of something else.
-    """
+    """Return the step on file; ``None`` where there is none."""
     if not file.exists():
         return None
     step = read_document(file, Step)

@@ -67,12 +67,7 @@ class GpuName:
         return _BACKENDS[self.kind].capabilities
 
     def need(self, capability: Capability) -> None:
-        """Refuse a GPU that cannot do what is asked.
-
-        Raises:
-            UsageError: A table, which has no GPU behind it.
-            NotSupportedError: A real GPU, on which this version cannot do it.
-        """
+        """Refuse a GPU that cannot do what is asked."""
         if capability in self.capabilities:
             return
         error = UsageError if self.kind is GpuKind.REPLAYED else NotSupportedError
@@ -86,9 +81,6 @@ def parse_gpu(text: str) -> GpuName:
     """Take apart ``sim:NAME``, ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
 
     Nothing after ``nvml`` is the first real GPU. A unit may be a board that has a name.
-
-    Raises:
-        UsageError: The kind is unknown, nothing follows it, or a unit or an index is no number.
     """
     kind, _, rest = text.partition(":")
     if kind not in list(GpuKind):

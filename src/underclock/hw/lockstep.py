@@ -190,13 +190,7 @@ class FollowingRank(RankPace):
         return isinstance(word, LaunchOnce)
 
     def follow(self, loops: PacedLoops, kernels: tuple[Kernel, ...], leases: ClockLeases) -> None:
-        """Do as the leader does, until it is done.
-
-        Raises:
-            MeasurementError: The leader's step is of other kernels, or does something else than
-                this rank.
-            DeviceError: A launch failed, or clocks cannot be held.
-        """
+        """Do as the leader does, until it is done."""
         mine = {kernel.name: kernel for kernel in kernels}
         with ExitStack() as held:
             while not isinstance(word := self._hear(), Done):
@@ -298,11 +292,7 @@ class RankAgreement:
             self._store = _store(torch).clone()  # a connection that the job does not wait on
 
     def agree(self, word: str) -> tuple[str, ...]:
-        """Say a word and return the words of all ranks.
-
-        Raises:
-            MeasurementError: A rank failed, or says nothing in time; names it.
-        """
+        """Say a word and return the words of all ranks."""
         self._words += 1
         if self._store is None:
             return (word,)
@@ -357,20 +347,11 @@ class StoreLine:
         self._store: Any = None
 
     def say(self, words: bytes) -> None:
-        """Say something to every rank.
-
-        Raises:
-            NotSupportedError: The ranks never met.
-        """
+        """Say something to every rank."""
         self._met().set(self._next(), words)
 
     def hear(self) -> bytes:
-        """Wait for what is said next.
-
-        Raises:
-            NotSupportedError: The ranks never met.
-            MeasurementError: Nothing is said in time.
-        """
+        """Wait for what is said next."""
         store, key = self._met(), self._next()
         begun_s = self._clock.now_s()
         while not store.check([key]):

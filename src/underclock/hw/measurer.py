@@ -174,13 +174,7 @@ class GpuMeasurer:
 
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:
-        """Hold clocks from entry to exit; auto clocks touch nothing.
-
-        Raises:
-            NotPermittedError: Clocks may not be set here.
-            UsageError: The GPU does not list these; a driver may take them all the same, and run
-                at others.
-        """
+        """Hold clocks from entry to exit; auto clocks touch nothing."""
         if clocks not in self._offered:
             if Capability.LOCK not in self.capabilities:
                 raise NotPermittedError(

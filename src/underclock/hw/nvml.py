@@ -38,10 +38,6 @@ def shown_by_cuda() -> tuple[str, ...]:
     """Return ``nvml:INDEX`` of each GPU that CUDA shows to a process started here, in its order.
 
     The driver and CUDA count alike where all GPUs are of one model.
-
-    Raises:
-        UsageError: It shows none.
-        NotSupportedError: It shows a part of one.
     """
     devices = os.environ.get(_VISIBLE)
     with nvml_session():
@@ -163,11 +159,7 @@ class NvmlGpu:
         return bool(now)
 
     def check_whole(self) -> None:
-        """Refuse a GPU that is split into instances.
-
-        Raises:
-            NotSupportedError: It is.
-        """
+        """Refuse a GPU that is split into instances."""
         if self.is_partitioned():
             raise NotSupportedError(
                 f"this GPU is {PARTITIONED}",

@@ -175,12 +175,7 @@ class InterferenceCheck:
         self._follows = False  # whether it ever ran at a core clock that was locked
 
     def read(self, held: Clocks) -> Running:
-        """Return what the GPU does, while it is busy at clocks that are held.
-
-        Raises:
-            NotAppliedError: It does not follow its locks, and never did.
-            MeasurementError: Another program sets its clocks.
-        """
+        """Return what the GPU does, while it is busy at clocks that are held."""
         try:
             running = self._look(held)
         except NotAppliedError as exc:

@@ -35,11 +35,7 @@ def ways() -> tuple[Way, ...]:
 
 
 def settable_gpu(uuid: str) -> SettableGpu:
-    """Return a GPU to be set in the first way that works; inside an `nvml_session`.
-
-    Raises:
-        NotPermittedError: None does; the error says why.
-    """
+    """Return a GPU to be set in the first way that works; inside an `nvml_session`."""
     if is_read_only() or may_set():  # the gate says that it is closed when something is set
         return SettableNvmlGpu(uuid)
     found = ways()

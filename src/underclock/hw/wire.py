@@ -43,11 +43,7 @@ def framed(message: Message) -> bytes:
 
 
 def send(connection: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """Send a message, and open files with it.
-
-    Raises:
-        Gone: The other side listens no more.
-    """
+    """Send a message, and open files with it."""
     body = framed(message)
     try:
         if fds:
@@ -71,11 +67,7 @@ class Unpacker:
         self._buffer += chunk
 
     def next(self) -> Message | None:
-        """Return the next message; ``None`` where it is not whole yet.
-
-        Raises:
-            Gone: It is no message, or too long.
-        """
+        """Return the next message; ``None`` where it is not whole yet."""
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
@@ -109,11 +101,7 @@ class MessageReader:
         self.fds: list[int] = []
 
     def receive(self) -> Message:
-        """Wait for a message.
-
-        Raises:
-            Gone: The other side closed, or sends no messages.
-        """
+        """Wait for a message."""
         while (message := self._unpacker.next()) is None:
             if self._ends:
                 inputs = [self._connection.fileno(), *self._ends]
@@ -152,11 +140,7 @@ class Connection:
         self._reader = MessageReader(self.socket)
 
     def ask(self, message: Message) -> Message:
-        """Ask, and wait for the answer.
-
-        Raises:
-            Gone: The other side closed, or answers nothing that is a message.
-        """
+        """Ask, and wait for the answer."""
         with contextlib.suppress(Gone):  # its last words can still be read
             send(self.socket, message)
         return self._reader.receive()
@@ -171,9 +155,6 @@ def listening(path: Path) -> Iterator[socket.socket]:
     """Listen on a socket that takes its place only once it does, and is gone afterwards.
 
     One that is left of a process that ended is replaced.
-
-    Raises:
-        UsageError: A process listens there, something else is there, or no socket can be.
     """
     path = path.absolute()
     made = path.with_name(f".{path.name}.{os.getpid()}")
@@ -244,11 +225,7 @@ def _answers(path: Path) -> bool:
 
 @contextmanager
 def answering(path: Path, serve: Callable[[socket.socket], None]) -> Iterator[None]:
-    """Answer the processes that connect to a socket, each in a thread, for the length of a block.
-
-    Raises:
-        UsageError: As for `listening`.
-    """
+    """Answer processes that connect to a socket, each in a thread, for the length of a block."""
     lock, connections = threading.Lock(), set[socket.socket]()
 
     def answer(connection: socket.socket) -> None:

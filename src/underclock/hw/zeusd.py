@@ -62,12 +62,7 @@ class Zeusd:
         self._token = os.environ.get(_TOKEN, "")
 
     def discover(self) -> Message:
-        """Return what it says of itself.
-
-        Raises:
-            DeviceError: It does not answer.
-            NotPermittedError: It sets no GPUs for this process.
-        """
+        """Return what it says of itself."""
         found = self._ask("GET", "/discover", {}, "ask zeusd what it can do")
         groups = found.get("enabled_api_groups")
         if groups is not None and _CONTROL not in groups:
@@ -83,11 +78,7 @@ class Zeusd:
         return found
 
     def post(self, name: str, gpu_id: int, parameters: Mapping[str, object], what: str) -> None:
-        """Have it set something on a GPU, as it counts them, and wait until it has.
-
-        Raises:
-            UnderclockError: It did not.
-        """
+        """Have it set something on a GPU, as it counts them, and wait until it has."""
         query = {"gpu_ids": gpu_id, "block": "true", **parameters}
         self._ask("POST", f"/gpu/{name}", query, what)
 

@@ -194,11 +194,7 @@ def ledger_path(environment: Mapping[str, str]) -> Path | None:
 
 
 def append_run(path: Path, run: LedgerRun) -> None:
-    """Append a run, by one write; jobs may at once. What was cut short before is a line by itself.
-
-    Raises:
-        DataError: The file is something else, or the system refuses.
-    """
+    """Append a run by one write, as jobs may at once; what was cut short is a line by itself."""
     line = msgspec.json.encode(run) + b"\n"
     with _opened(path, "a+") as file:
         for _ in range(_WAITS):  # nodes that share the file over a network need the lock
@@ -218,11 +214,7 @@ def append_run(path: Path, run: LedgerRun) -> None:
 
 
 def read_runs(path: Path) -> tuple[tuple[LedgerRun, ...], tuple[str, ...]]:
-    """Return all runs, none where there is no file yet, and sentences on what is not among them.
-
-    Raises:
-        DataError: The file is something else, or the system refuses.
-    """
+    """Return all runs, none where there is no file yet, and sentences on what is not among them."""
     runs, bad, notes, lines = dict[str, LedgerRun](), list[str](), list[str](), list[bytes]()
     with suppress(FileNotFoundError), _opened(path, "r") as file:
         lines = file.readall().split(b"\n")

@@ -241,15 +241,7 @@ class ScheduledLauncher:
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
-        """Keep launching the step from entry to exit.
-
-        Raises:
-            ValueError: Not one setting for each launch, or something beside them.
-            UsageError: A kernel does not say what it does, or the GPU lists no such clocks.
-            NotSupportedError: The GPU takes no such lock.
-            NotPermittedError: This process may not lock clocks.
-            DataError: The table lacks a clock that changes.
-        """
+        """Keep launching the step from entry to exit."""
         if mix is not None or len(kernels) != len(self.schedule.clocks):
             raise ValueError(
                 f"the schedule is of {len(self.schedule.clocks)} launches and nothing beside them"

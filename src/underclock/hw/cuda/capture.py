@@ -37,11 +37,6 @@ def captured(step: StepFunction, waiting: Sequence[str] = ()) -> Iterator[Captur
     """Capture a step that was warmed up; its graphs live until the block ends.
 
     Operators that wait, as `splitting.waiting_operators` names them, are in none.
-
-    Raises:
-        CannotCaptureError: It cannot be captured.
-        DeviceError: It does not fit into the GPU's memory a second time.
-        NotSupportedError: Its graph cannot be taken apart.
     """
     torch = import_torch()
     with capture(waiting) as taken:
@@ -71,12 +66,7 @@ class Capture:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Capture what the block asks of the GPU, on the current stream; it is done as well.
-
-        Raises:
-            CannotCaptureError: It cannot be captured.
-            DeviceError: It does not fit into the GPU's memory a second time.
-        """
+        """Capture what the block asks of the GPU, on the current stream; it is done as well."""
         torch, parts = self._torch, self.parts
         with (
             memory_errors(torch, "capturing the step"),

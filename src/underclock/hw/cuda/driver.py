@@ -45,11 +45,7 @@ def installed() -> Any:
 
 
 def torch() -> Any:
-    """Return PyTorch with a CUDA device.
-
-    Raises:
-        NotSupportedError: It is not installed, too old, without CUDA, or sees no GPU.
-    """
+    """Return PyTorch with a CUDA device."""
     module = installed()
     if module.version.cuda is None:
         other = "for AMD's GPUs" if getattr(module.version, "hip", None) else "without CUDA"
@@ -67,11 +63,7 @@ def torch() -> Any:
 
 
 def check(what: str, result: tuple[Any, ...]) -> Any:
-    """Return what a driver call returned beside its error code.
-
-    Raises:
-        DeviceError: The driver said no.
-    """
+    """Return what a driver call returned beside its error code."""
     code, *values = result
     if int(code) != 0:
         raise DeviceError(f"could not {what}: {code.name}")
@@ -104,10 +96,6 @@ def wait_for_gpu(torch: Any, *, longest_s: float = STUCK_S) -> None:
 
     Signals interrupt it: the waiting itself is done in another thread, which a GPU that never
     answers keeps.
-
-    Raises:
-        StuckError: The GPU does not finish in time, as where a collective waits for another rank.
-        DeviceError: A launch failed.
     """
     device, done = torch.cuda.current_device(), threading.Event()
     failed: list[Exception] = []

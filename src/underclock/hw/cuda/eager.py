@@ -34,14 +34,7 @@ class EagerLauncher(StepLauncher):
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[CudaLoop]:
-        """Keep running the whole step, or co-load by itself, from entry to exit.
-
-        Raises:
-            ValueError: Nothing would run.
-            NotSupportedError: Kernels alone were asked for, or co-load between launches.
-            NoRoomError: The heater does not fit into memory.
-            DeviceError: A launch failed, or the step raised.
-        """
+        """Keep running the whole step, or co-load by itself, from entry to exit."""
         round_ = Round.of(len(kernels), mix)
         self._check(kernels[: round_.kernels], round_.mix)
         self.pace.begin(tuple(kernel.name for kernel in kernels), mix)

@@ -71,12 +71,7 @@ class Feed:
             return self._done
 
     def run_out(self) -> None:
-        """Wait until its pace lets nothing more be launched, and all that was is done.
-
-        Raises:
-            DeviceError: A launch failed.
-            StuckError: Nothing was launched or done for longer than a pace may say nothing.
-        """
+        """Wait until its pace lets nothing more be launched, and all that was is done."""
         while self._thread.is_alive():
             self._thread.join(_JOIN_S)
             if SystemClock().now_s() - self._moved_s > SILENT_S + STUCK_S:
@@ -84,11 +79,7 @@ class Feed:
         self.progress()
 
     def close(self, longest_s: float = STUCK_S) -> None:
-        """Stop launching and wait for what is in flight.
-
-        Raises:
-            StuckError: It does not end.
-        """
+        """Stop launching and wait for what is in flight."""
         self._stop.set()
         self._thread.join(longest_s)
         if self._thread.is_alive():
@@ -200,13 +191,7 @@ class CudaLoop:
         self.feed.run_out()
 
     def durations(self, for_s: float) -> Durations:
-        """Watch launches for a while, at least until some rounds were seen whole.
-
-        Raises:
-            NotSupportedError: No profiler may look on, or another one does.
-            MeasurementError: No round was seen whole, or others than were launched.
-            DeviceError: A launch failed.
-        """
+        """Watch launches for a while, at least until some rounds were seen whole."""
         watch_s, settle_s = self._long_enough_s(for_s)
         for _ in range(_TRIES):
             seen = self._watch(watch_s, settle_s)

@@ -26,12 +26,7 @@ class GraphNode:
 
 
 def walk(graph: int, is_device_pointer: Any) -> tuple[GraphNode, ...]:
-    """Read the nodes of a captured graph, in the order in which they were captured.
-
-    Raises:
-        NotSupportedError: It has a node of a kind that cannot be launched again by itself.
-        DeviceError: The driver said no.
-    """
+    """Read the nodes of a captured graph, in the order in which they were captured."""
     driver = cuda()
     handle = driver.CUgraph(graph)
     _, count = check("count the graph's nodes", driver.cuGraphGetNodes(handle))

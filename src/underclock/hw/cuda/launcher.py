@@ -92,14 +92,7 @@ class CudaLauncher(StepLauncher):
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[CudaLoop]:
-        """Keep launching the whole step, or some of its kernels on the data they first meet.
-
-        Raises:
-            ValueError: Nothing would run.
-            UsageError: A kernel is not of this step.
-            NoRoomError: The heater does not fit into memory.
-            DeviceError: A launch failed.
-        """
+        """Keep launching the whole step, or some of its kernels on the data they first meet."""
         round_ = Round.of(len(kernels), mix)
         self.pace.begin(tuple(kernel.name for kernel in kernels), mix)
         indices = [self._index(kernel) for kernel in kernels[: round_.kernels]]

@@ -132,11 +132,7 @@ def candidates(torch: Any) -> list[Any]:
 
 
 def check_inputs(tensors: Sequence[Any], nodes: Sequence[GraphNode]) -> None:
-    """Refuse a step that reads an input which holds one value only.
-
-    Raises:
-        MeasurementError: It does.
-    """
+    """Refuse a step that reads an input which holds one value only."""
     pointers = {word for node in nodes for word in node.words}
     for tensor in tensors:
         start = tensor.data_ptr()

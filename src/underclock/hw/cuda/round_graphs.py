@@ -174,11 +174,7 @@ class CudaCoLoad:
 def first_that_fits(
     torch: Any, sides: Iterable[int], make: Callable[[int], Callable[[], object]]
 ) -> tuple[int, Callable[[], object]]:
-    """Make a product as large as memory allows.
-
-    Raises:
-        NoRoomError: Even the smallest does not fit.
-    """
+    """Make a product as large as memory allows."""
     for side in sides:
         try:
             return side, make(side)

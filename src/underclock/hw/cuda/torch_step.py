@@ -41,11 +41,6 @@ def warm_up(step: StepFunction) -> float:
 
     Returns:
         What its quickest run took, in s, the GPU's work included.
-
-    Raises:
-        UsageError: Something is in the way.
-        MeasurementError: The step fails.
-        DeviceError: It does not fit into the GPU's memory.
     """
     torch, clock = import_torch(), SystemClock()
     check_free(torch)
@@ -65,11 +60,7 @@ def warm_up(step: StepFunction) -> float:
 
 @contextmanager
 def step_errors(*others: type[Exception]) -> Iterator[None]:
-    """Say where a step fails that is not yet looked at; errors of other kinds pass.
-
-    Raises:
-        MeasurementError: It does.
-    """
+    """Say where a step fails that is not yet looked at; errors of other kinds pass."""
     before = sys.exc_info()[1]
     try:
         yield
@@ -89,11 +80,7 @@ def warm_ups(torch: Any) -> int:
 
 
 def check_free(torch: Any) -> None:
-    """Refuse to look at a step where something else does, or would be in the way.
-
-    Raises:
-        UsageError: It is so; says what to do.
-    """
+    """Refuse to look at a step where something else does, or would be in the way."""
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in {"", "0"}:
         raise UsageError(
             "CUDA_LAUNCH_BLOCKING is set, under which the host waits for every kernel",
@@ -153,11 +140,7 @@ def side_stream(torch: Any) -> Iterator[None]:
 
 @contextmanager
 def memory_errors(torch: Any, doing: str) -> Iterator[None]:
-    """Say what did not fit into the GPU's memory, and what to do.
-
-    Raises:
-        NoMemoryError: PyTorch ran out of it.
-    """
+    """Say what did not fit into the GPU's memory, and what to do."""
     try:
         yield
     except torch.OutOfMemoryError as exc:
@@ -189,11 +172,7 @@ def reason_of(exc: BaseException, before: BaseException | None = None) -> str:
 
 
 def check_same(difference: str | None) -> None:
-    """Refuse a step that is not the same each time.
-
-    Raises:
-        MeasurementError: It is not.
-    """
+    """Refuse a step that is not the same each time."""
     if difference is not None:
         raise MeasurementError(
             f"the step launches different kernels each time: {difference}",

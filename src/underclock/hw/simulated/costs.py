@@ -58,9 +58,6 @@ def flops_for(gpu: str, lasts_s: Sequence[float]) -> tuple[float, ...]:
     Args:
         gpu: What its driver calls it.
         lasts_s: How long each piece of work is to last; 0 for none.
-
-    Raises:
-        UsageError: No simulated GPU is called so, or it cannot tell what work takes.
     """
     name = name_of_model(gpu)
     model = None if name is None else gpu_model(name)
@@ -163,11 +160,7 @@ class Costs:
 
 
 def heater(model: GpuModel, side: int = _SIDE) -> KernelConstants:
-    """Return the heater: a large matrix product, or the hottest that the model has.
-
-    Raises:
-        UsageError: It can run neither.
-    """
+    """Return the heater: a large matrix product, or the hottest that the model has."""
     if model.throughput is not None:
         return model.throughput.kernel(
             flops=2.0 * side**3, bytes_moved=3.0 * _BYTES * side**2, tensor=True

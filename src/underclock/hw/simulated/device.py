@@ -172,11 +172,7 @@ class VirtualGpu:
         self._look_again()
 
     def join(self, neighbour: Neighbour) -> None:
-        """Let another process compute on the GPU.
-
-        Raises:
-            ValueError: Together they would take all of its time.
-        """
+        """Let another process compute on the GPU."""
         if sum(other.share for other in (*self.neighbours, neighbour)) >= 1:
             raise ValueError("the neighbours leave no time to this process")
         self.neighbours = (*self.neighbours, neighbour)

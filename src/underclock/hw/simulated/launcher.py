@@ -110,11 +110,6 @@ class VirtualLauncher:
 
         Where a round is far shorter than any power loop looks, a kernel's launches of several
         rounds run in a row: power, time and heat are the same, and simulating them is not slow.
-
-        Raises:
-            ValueError: Nothing would run.
-            UsageError: A kernel does not say what it does, or no heater can be simulated.
-            DeviceError: The GPU fell off the bus.
         """
         _check(self.gpu)
         model = self.gpu.model

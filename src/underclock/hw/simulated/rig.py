@@ -66,10 +66,6 @@ def simulated_driver(
     Args:
         read_only: Whether the gate to writes is closed, as the environment closes a real GPU's.
         unit: Which unit of the model GPU 0 is; the next follow. Unit 0 is the model itself.
-
-    Raises:
-        UsageError: No such model.
-        ValueError: No GPU at all, or a fault befalls one that is not there.
     """
     if count < 1:
         raise ValueError(f"a machine needs at least one GPU, got {count}")
@@ -107,9 +103,6 @@ def simulated_rig(
     """Simulate one GPU for the length of a block, with an NVML session open.
 
     The arguments are those of `simulated_driver`.
-
-    Raises:
-        UsageError: No such model.
     """
     with (
         simulated_driver(
@@ -124,11 +117,7 @@ def simulated_rig(
 
 
 def arm_faults(script: FaultScript, gpus: Sequence[VirtualGpu]) -> None:
-    """Set a script's faults down in the GPUs' agendas.
-
-    Raises:
-        ValueError: A fault befalls a GPU that is not there.
-    """
+    """Set a script's faults down in the GPUs' agendas."""
     for fault in script.faults:
         if fault.gpu is not None and not 0 <= fault.gpu < len(gpus):
             raise ValueError(f"there is no GPU {fault.gpu} to fail, only {len(gpus)}")

@@ -53,12 +53,7 @@ class Governing:
         return min(self._governor.next_s(self._clock.now_s()), self._read_s)
 
     def wake(self, now_s: float) -> None:
-        """Read what the server said, and ask for what is due.
-
-        Raises:
-            WorkDone: The server says nothing more.
-            DeviceError: The driver refuses; whoever woke it undoes everything.
-        """
+        """Read what the server said, and ask for what is due; `WorkDone` where it says no more."""
         if now_s >= self._read_s:
             self._read_s = now_s + _READ_EVERY_S
             self._read()
@@ -105,9 +100,6 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Governi
         gpus: The one GPU, by UUID.
         options: ``plan``: the file of a serving plan; ``latency_s``: what a change takes;
             ``index``: of the GPU.
-
-    Raises:
-        NotPermittedError: A clock cannot be set.
     """
     (armed,) = gpus.values()
     plan = as_record(Path(options["plan"]), ServingPlan)

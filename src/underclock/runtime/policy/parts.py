@@ -61,11 +61,7 @@ class RankPart(Record, frozen=True, kw_only=True):
 
 
 def parts_of(plan: JobPlan) -> tuple[RankPart, ...]:
-    """Return the part of each rank; this loads NumPy.
-
-    Raises:
-        UsageError: An instruction has clocks of its own inside, which nobody marks.
-    """
+    """Return the part of each rank; this loads NumPy."""
     import numpy as np  # noqa: PLC0415 - a controller reads what came of this, and starts at once
 
     from underclock.core.job.network import network_of  # noqa: PLC0415

@@ -18,11 +18,7 @@ _OK = int(pynvml.NVML_SUCCESS)
 
 
 def connected(path: str) -> Connection:
-    """Return a connection to served GPUs.
-
-    Raises:
-        DeviceError: No server answers there.
-    """
+    """Return a connection to served GPUs."""
     try:
         return Connection(path)
     except OSError as exc:
@@ -144,10 +140,6 @@ class Control:
         Args:
             value: For how many seconds setters hang, or the power limit in W that is set.
             gpu: Which GPU; by default all.
-
-        Raises:
-            UsageError: No such fault or GPU.
-            DeviceError: The server is gone.
         """
         self._ask({"do": "fault", "name": name, "value": value, "gpu": gpu})
 

@@ -46,11 +46,7 @@ _ANY_POINTER: Any = ctypes._Pointer  # noqa: SLF001 - what every pointer type is
 
 @functools.cache
 def shape_of(kind: Any) -> Shape:  # noqa: ANN401 - a type
-    """Return a type's shape.
-
-    Raises:
-        TypeError: It is none of C's.
-    """
+    """Return a type's shape."""
     if issubclass(kind, ctypes.Array):
         return [kind._length_, shape_of(kind._type_)]
     if issubclass(kind, _ANY_POINTER):
@@ -68,11 +64,7 @@ def shape_of(kind: Any) -> Shape:  # noqa: ANN401 - a type
 
 
 def type_of(shape: Shape) -> Any:  # noqa: ANN401
-    """Return a type of a shape.
-
-    Raises:
-        ValueError: It is no shape.
-    """
+    """Return a type of a shape."""
     return _made(msgspec.json.encode(shape))
 
 
@@ -97,11 +89,7 @@ def _structure(base: Any, fields: Sequence[Any], pack: int) -> Any:  # noqa: ANN
 
 
 def packed(argument: Any) -> Argument:  # noqa: ANN401 - whatever a program passes
-    """Return an argument as JSON.
-
-    Raises:
-        TypeError: It is nothing that a C function takes.
-    """
+    """Return an argument as JSON."""
     if argument is None:
         return None
     if isinstance(argument, int):

@@ -152,10 +152,6 @@ def served_gpus(
     Args:
         load: A step that each of them runs over and over; by default they rest.
         speed: Virtual seconds in one of the machine's.
-
-    Raises:
-        UsageError: No such model, a kernel does not say what it does, or a process listens there.
-        ValueError: No GPU at all, or time that stands still.
     """
     if count < 1:
         raise ValueError(f"a machine needs at least one GPU, got {count}")
@@ -358,11 +354,7 @@ class _Client:
 
 
 def let_fail(gpu: VirtualGpu, name: str, value: float | None = None) -> None:
-    """Let something go wrong now; the value goes with it as `Control.fault` says.
-
-    Raises:
-        UsageError: No such fault, or a value that it needs or does not take.
-    """
+    """Let something go wrong now; the value goes with it as `Control.fault` says."""
     if name not in FAULT_NAMES:
         raise UsageError(f"no fault is called {name!r}", hint=name_hint(name, FAULT_NAMES))
     if (value is not None) != (name in WITH_VALUE) or (value is not None and not value > 0):

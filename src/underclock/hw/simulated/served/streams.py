@@ -143,11 +143,7 @@ class Stream:
         return self.gpu.running is not self._loop
 
     def work(self, first: int, end: int) -> None:
-        """Put launches in the row, from one up to another.
-
-        Raises:
-            ValueError: The step has no such launches.
-        """
+        """Put launches in the row, from one up to another."""
         if not 0 <= first <= end <= self.launches:
             raise ValueError(f"launches {first} to {end} are not in a step of {self.launches}")
         self.waiting += end - first
