@@ -63,12 +63,9 @@ def open_gpu(
     run: StepFunction | StepFile | None = None,
     anew: bool = False,
 ) -> Iterator[OpenGpu]:
-    """Open a GPU to read it, and to run kernels where wanted.
+    """Open a GPU to read it, and where wanted to run the kernels of a step.
 
-    Args:
-        step: What they are of; a real GPU runs it from the start.
-        run: The step's function, or where it may be found.
-        anew: Whether the step may launch other numbers of kernels than when it was traced.
+    With ``anew`` it may launch other numbers of kernels than when it was traced.
     """
     name.need(Capability.READ)
     if name.is_simulated:
@@ -140,9 +137,7 @@ def open_measurer(
 ) -> Iterator[Measurer]:
     """Open what a ``--gpu`` option names, to measure on it: a table too.
 
-    Clocks that are held on it are given back at the end, whatever happens. How long is waited and
-    measured is by default as `default_measuring` says; else arguments and errors are those of
-    `open_gpu`.
+    Clocks that are held on it are given back at the end, whatever happens.
     """
     name = parse_gpu(spec)
     if name.kind is GpuKind.REPLAYED:
@@ -173,11 +168,7 @@ def open_measurer(
 
 
 def default_measuring(spec: str, *, adaptive: bool = False) -> MeasurementSettings:
-    """Return how long to wait and measure by default: as in the paper, or briefly.
-
-    Args:
-        spec: What a ``--gpu`` option names.
-    """
+    """Return how long to wait and measure by default: as in the paper, or briefly."""
     if parse_gpu(spec).kind is GpuKind.REAL:
         return QUICK
     return BRISK if adaptive else MeasurementSettings()

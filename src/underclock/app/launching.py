@@ -61,15 +61,9 @@ def looked_at(
     phase: Callable[[TracePhase], None] = lambda _phase: None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[RankStatus, ...]:
-    """Run a command until its steps were looked at, then end it.
+    """Run a command until its steps were looked at, then end it; return how it went in each rank.
 
-    Args:
-        say: Called with a sentence that the user should read meanwhile.
-        phase: Called as the first rank begins each phase.
-        meanwhile: Called often, and returns within seconds.
-
-    Returns:
-        How it went in each rank, in their order.
+    ``phase`` is called as the first rank begins each; ``meanwhile`` often: it returns in seconds.
     """
     folder = Path(look.folder)
     place = folder / "look.json"
@@ -199,11 +193,7 @@ def looking_folder() -> Iterator[Path]:
 def _started(
     command: TrainingCommand, look: Path, *, asks: bool
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a command; end all that it started after the block, however that ends.
-
-    Args:
-        asks: Whether it is asked to end first: what it measures may have locked clocks.
-    """
+    """Start a command; end all that it started after the block, however that ends."""
     environment = dict(os.environ)
     environment[LOOK] = str(look)
     environment.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes of itself
@@ -217,7 +207,7 @@ def _started(
     try:
         yield trainer
     finally:
-        if asks:
+        if asks:  # what it measures may have locked clocks
             end_family(trainer, grace_s=_END_S, ask=True)
         _end_all(trainer, before)
         ctypes.CDLL(None).prctl(_SUBREAPER, 0)

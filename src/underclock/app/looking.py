@@ -322,18 +322,17 @@ class _Looker:
             said_s=self._clock.now_s(),
         )
         if error is not None:
+            # A rank whose process ended without a word may be why this one fails; one that is
+            # killed closes its sockets before it is gone.
+            self._clock.sleep_s(0.5)
+            ranks = statuses(Path(self._look.folder))
+            ended = next((r.rank for r in ranks if not (r.done or r.error or r.runs)), None)
             said = {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}
-            status = msgspec.structs.replace(status, **said, after=self._ended_before())
+            status = msgspec.structs.replace(status, **said, after=ended)
         path = Path(self._look.folder) / f"status.{self._pid}"
         made = path.with_name(f"{path.name}.new")
         made.write_bytes(msgspec.json.encode(status))
         made.replace(path)
-
-    def _ended_before(self) -> int | None:
-        """Return a rank whose process has ended without a word, for which this one fails."""
-        self._clock.sleep_s(0.5)  # a process that is killed closes its sockets before it is gone
-        ranks = statuses(Path(self._look.folder))
-        return next((r.rank for r in ranks if not (r.done or r.error or r.runs)), None)
 
     def _end(self, error: UnderclockError | None) -> None:
         """End this process, and say how it went; no other rank is left waiting."""

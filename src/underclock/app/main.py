@@ -146,11 +146,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exit with a code where something is wrong.
-
-    Args:
-        arguments: Without the program's name; by default the process's own.
-    """
+    """Run the command line; exit with a code where something is wrong."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     # Fits are of many small matrices, over which a library's threads wait for each other: they took
     # the demo three times the processor's time. Read when NumPy is loaded, which commands do.

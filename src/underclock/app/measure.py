@@ -298,7 +298,18 @@ def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: 
         missing = (_NONE_ALONE,)
     warn((*sample_set.warnings, *missing, *odd_repeats(sample_set), *steering_notes(sample_set)))
     if as_json:
-        print_json(_summary(sample_set, file))
+        print_json(
+            {
+                "samples": len(sample_set.samples),
+                "mixed": len(sample_set.mixed),
+                "expected": sample_set.expected_samples,
+                "kernels": len(sample_set.kernels),
+                "settings": len(sample_set.settings),
+                "gpu": sample_set.gpu.name,
+                "evidence": sample_set.evidence,
+                "file": str(file),
+            }
+        )
         return
     header = f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}"
     say(f"{header}: {_taken(sample_set)} in {file}")
@@ -330,19 +341,6 @@ def _measuring(
         )
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
-
-
-def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
-    return {
-        "samples": len(sample_set.samples),
-        "mixed": len(sample_set.mixed),
-        "expected": sample_set.expected_samples,
-        "kernels": len(sample_set.kernels),
-        "settings": len(sample_set.settings),
-        "gpu": sample_set.gpu.name,
-        "evidence": sample_set.evidence,
-        "file": str(output),
-    }
 
 
 def _taken(sample_set: "SampleSet") -> str:

@@ -79,7 +79,13 @@ def measure(
         gpu, measuring=measuring, seed=seed, step=step, run=run, anew=True
     ) as measurer:
         step = measurer.step or step
-        _check_near(campaign.near, measurer, step)
+        if (near := campaign.near) is not None:
+            near.check_gpu(measurer.info())
+            if step is None or step.fingerprint != near.fingerprint:
+                raise DataError(
+                    f"the plan is of {near.workload}, and this is another step",
+                    hint="leave STEP away: the plan has its own",
+                )
         one = None
         if step is not None and step.obstacle:
             one = msgspec.structs.replace(step, kernels=(WHOLE,), order=(0,), modules=())
@@ -190,23 +196,8 @@ def _step_near(plan: Plan | None) -> Step | None:
     return step
 
 
-def _check_near(plan: Plan | None, measurer: Measurer, step: Step | None) -> None:
-    if plan is None:
-        return
-    plan.check_gpu(measurer.info())
-    if step is None or step.fingerprint != plan.fingerprint:
-        raise DataError(
-            f"the plan is of {plan.workload}, and this is another step",
-            hint="leave STEP away: the plan has its own",
-        )
-
-
 def follows(step: Step | None, gpu: str) -> bool:
-    """Whether this process is a rank that follows another, as the environment says.
-
-    Args:
-        gpu: Where; only real GPUs have ranks that wait for one another.
-    """
+    """Whether this process is a rank that follows another, as the environment says."""
     if step is None or parse_gpu(gpu).kind is not GpuKind.REAL:
         return False
     rank = ProcessRank.needed(step, os.environ)
@@ -214,12 +205,7 @@ def follows(step: Step | None, gpu: str) -> bool:
 
 
 def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) -> None:
-    """Run what the first rank runs, and hold the clocks it holds, until it is done.
-
-    Args:
-        gpu: ``nvml:INDEX``, as given to the first rank; a rank adds its number on its machine.
-        run: The step's function, or where it may be found.
-    """
+    """Run what the first rank runs, and hold the clocks it holds, until it is done."""
     name = parse_gpu(gpu)
     rank = ProcessRank.needed(step, os.environ)
     if rank is None or rank.leads:

@@ -43,11 +43,7 @@ def own_file(document: Path | None) -> Path | None:
 
 
 def step_file(document: Path | None, source: str, *, quiet: bool = False) -> "StepFile":
-    """Return where a step's function may be taken from, and print the file's path.
-
-    Args:
-        source: What the user named; empty for nothing.
-    """
+    """Return where a step's function may be taken from, and print the file's path."""
     from underclock.tracing.source import StepFile
 
     return StepFile(
@@ -68,11 +64,7 @@ def _not_stdout(what: str, instead: str) -> Callable[[object, object, Path | Non
 
 
 def output_option(noun: str, *, required: bool, stdout: bool = True) -> Callable[[_F], _F]:
-    """Return the ``-o`` option.
-
-    Args:
-        stdout: Whether ``-o -`` may send it to stdout.
-    """
+    """Return the ``-o`` option; ``-o -`` may send it to stdout unless that is ruled out."""
     return click.option(
         "-o",
         "--output",
@@ -86,11 +78,7 @@ def output_option(noun: str, *, required: bool, stdout: bool = True) -> Callable
 
 
 def delivered(noun: str = "", *, required: bool = False) -> Callable[[_F], _F]:
-    """Ask where an answer goes, and give the command a `Delivery` named ``to``.
-
-    Args:
-        noun: What may be written to a file; nothing unless given.
-    """
+    """Ask where an answer goes, to a file if it has a noun; it is a `Delivery` named ``to``."""
 
     def add(command: _F) -> _F:
         @wraps(command)
@@ -186,7 +174,6 @@ def _parse_mhz_list(text: str) -> tuple[int | None, ...]:
 
 
 def _parse_pace(text: str) -> tuple[float | None, float]:
-    """Read how long to warm and to measure in s: ``0.5s,1s``, or ``1s`` to measure alone."""
     warm, comma, window = text.rpartition(",")
     return (parse_duration(warm) if comma else None), parse_duration(window)
 

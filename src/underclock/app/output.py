@@ -154,12 +154,7 @@ class Delivery:
     force: bool = False
 
     def check(self, *inputs: Path | None, begins: str = "{") -> None:
-        """Make sure that the answer can be written, before any work is spent on it.
-
-        Args:
-            inputs: Files that are read, which are never replaced.
-            begins: How an answer begins.
-        """
+        """Refuse what cannot be written, or would replace an input, before any work is done."""
         from underclock.store import check_output
 
         if self.output is not None and self.output != STDOUT:
@@ -183,12 +178,7 @@ class Delivery:
         *,
         warnings: tuple[str, ...] | None = None,
     ) -> None:
-        """Hand a record over; where it goes to stdout, nothing else goes there.
-
-        Args:
-            shown: Says it to a person: tables, and sentences.
-            warnings: By default the record's own.
-        """
+        """Hand a record over; where it goes to stdout, what is shown to a person does not."""
         from underclock.store import write_document
 
         if self.output is not None and self.output != STDOUT:
@@ -296,12 +286,7 @@ def _shown(title: str, every_s: float = _EVERY_S) -> Iterator[_Show]:
 
 
 class PlainLines:
-    """What the next line says.
-
-    Args:
-        title: Of what takes long.
-        clock: Tells how long it has.
-    """
+    """What the next line says of something that takes long."""
 
     def __init__(self, title: str, clock: "Clock") -> None:
         self._clock = clock

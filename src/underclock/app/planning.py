@@ -9,13 +9,11 @@ import numpy as np
 
 import underclock
 from underclock.app.switching import KNOWN, Achievable, Switching, achievable, switching_of
-from underclock.arrays import Ints
 from underclock.core.model.costs import ONE_SIDED, Costs
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import odd_rows
 from underclock.core.planning.best_choice import Goal, choices
-from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.strategies import (
     ComparedStrategies,
     compare_strategies,
@@ -134,11 +132,19 @@ def decided(
     compared = compare_strategies(table, goal, risk)
     if is_only_whole(sample_set):
         compared = one_clock_only(compared)
-    _check_feasible(compared, goal)
+    if goal.chosen not in compared.settings:
+        raise InfeasibleError(
+            f"no choice of clocks changes time by {format_percent(goal.max_slowdown)} or less",
+            hint=f"the fastest changes it by {format_percent(compared.fastest_change)}: "
+            "raise --max-slowdown to that or more",
+        )
     gained = Achievable()
     if switching is not None:
-        if table.power_cap is None:
-            goal = _within_confidence(goal, risk, compared)
+        if table.power_cap is None and risk is not None:
+            # Less by how uncertain the chosen clocks' time is.
+            spread = risk.predicted_change(compared.settings[goal.chosen]).time_spread
+            budget = goal.max_slowdown - ONE_SIDED * spread
+            goal = dataclasses.replace(goal, max_slowdown=budget)
         sure = None if table.power_cap is None else risk
         gained = achievable(sample_set, table, goal, switching, compared, sure)
     return _plan(sample_set, goal, costs, compared, gained, switching)
@@ -155,15 +161,6 @@ def _of_the_step(goal: Goal) -> Goal:
     return dataclasses.replace(goal, granularity=Granularity.STEP)
 
 
-def _check_feasible(compared: ComparedStrategies, goal: Goal) -> None:
-    if goal.chosen not in compared.settings:
-        raise InfeasibleError(
-            f"no choice of clocks changes time by {format_percent(goal.max_slowdown)} or less",
-            hint=f"the fastest changes it by {format_percent(compared.fastest_change)}: "
-            "raise --max-slowdown to that or more",
-        )
-
-
 def check_has_budget(goal: Goal) -> None:
     """Refuse to plan switching without a time budget."""
     if goal.objective is not Objective.WASTE:
@@ -171,14 +168,6 @@ def check_has_budget(goal: Goal) -> None:
             f"{goal.objective} has no time budget for switching to keep",
             hint="plan for waste, or leave --latency away",
         )
-
-
-def _within_confidence(goal: Goal, risk: RiskModel | None, compared: ComparedStrategies) -> Goal:
-    """Return the goal with a budget that is less by how uncertain the chosen clocks' time is."""
-    if risk is None:
-        return goal
-    spread = risk.predicted_change(compared.settings[goal.chosen]).time_spread
-    return dataclasses.replace(goal, max_slowdown=goal.max_slowdown - ONE_SIDED * spread)
 
 
 def _plan(
@@ -199,6 +188,12 @@ def _plan(
     if is_only_whole(sample_set):
         held = shared_by_time(sample_set, _as_promised(held[WHOLE.name], compared, goal))
         notes = whole_step_notes(sample_set, held)
+    fixed = compared.settings.get(Strategy.BEST_FIXED)
+    visited = {sample.asked for sample in (*sample_set.samples, *sample_set.mixed)}
+    if len(visited) == 1 and not any(sample.in_company for sample in sample_set.mixed):
+        notes += (*gained.warnings, ONE_PAIR)
+    else:
+        notes += gained.warnings
     made = Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
@@ -214,7 +209,7 @@ def _plan(
         bound=bound,
         arms=(*compared.arms, *gained.arms),
         kernels=held,
-        fixed=_fixed(table, compared.settings),
+        fixed=None if fixed is None else table.settings[int(fixed[0])],
         frontier=compared.frontier,
         closure=table.closure,
         runs=sample_set.kernels,
@@ -227,7 +222,7 @@ def _plan(
         latency_range_s=None if switching is None else switching.range_s,
         latency_curve=gained.curve,
         achievable_frontier=gained.frontier,
-        warnings=(*table.warnings, *notes, *gained.warnings, *_nothing_to_choose(sample_set)),
+        warnings=(*table.warnings, *notes),
     )
     doubt = doubt_sentence(made)
     if doubt is None:
@@ -243,19 +238,6 @@ def _as_promised(choice: Choice, compared: ComparedStrategies, goal: Goal) -> Ch
     return msgspec.structs.replace(
         choice, time_change=arm.cost.time_change, energy_change=arm.cost.energy_change
     )
-
-
-def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
-    visited = {sample.asked for sample in sample_set.samples}
-    visited |= {sample.asked for sample in sample_set.mixed}
-    coload = any(sample.in_company for sample in sample_set.mixed)
-    return (ONE_PAIR,) if len(visited) == 1 and not coload else ()
-
-
-def _fixed(table: CostTable, settings: dict[Strategy, Ints]) -> Clocks | None:
-    """Return the best clocks for the whole step; ``None`` when infeasible."""
-    setting = settings.get(Strategy.BEST_FIXED)
-    return None if setting is None else table.settings[int(setting[0])]
 
 
 def costs_of(

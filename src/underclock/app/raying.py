@@ -139,10 +139,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _end(ray: Any, started: set[Process]) -> None:  # noqa: ANN401 - see `_ray`
-    """End Ray, and what it started here by force where it does not end in time.
-
-    A `StuckError` of that holds what was raised before.
-    """
+    """End Ray, and what it started here by force where it does not end in time."""
     ending = threading.Thread(target=ray.shutdown, daemon=True)
     ending.start()
     ending.join(_END_S)
@@ -178,16 +175,8 @@ def measure_together(
 
     Each GPU's file lies in a folder next to the merged one, from which the same call goes on.
 
-    Args:
-        step, campaign, measuring, run: As of `measure`; a time limit is of each GPU alone.
-        gpus: A simulated GPU for each share; or ``nvml`` alone, for every GPU of the cluster.
-        to: Merged samples file, made anew of all GPUs' files.
-        address: Of the Ray cluster; empty for one that is found or started.
-        seed: Of the first simulated GPU's noise; the next have the next ones.
-        progress: Called with how far all GPUs are.
-
-    Returns:
-        The samples of each board.
+    A simulated GPU is named for each share; ``nvml`` alone is every GPU of the cluster. Without an
+    address a cluster is found or started. The samples of each board are returned.
     """
     to, traced = Path(to), as_step(step)
     if traced is None or traced.obstacle:

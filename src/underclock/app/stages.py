@@ -51,17 +51,7 @@ def stage_costs(
     stages: int,
     chunks: int = 1,
 ) -> StageCosts:
-    """Return what stages cost, by a CSV profile or by samples.
-
-    Args:
-        profile: The table; ``None`` where samples are given.
-        samples: Of a stage's step each, as `plan` takes them: one microbatch forward and backward,
-            and the optimizer. Of one stage that all are like, of each, or of each chunk.
-        latency: As `plan` takes it; with it clocks may change inside instructions. ``free`` is a
-            bound.
-        stages: Of the pipeline.
-        chunks: Of each rank.
-    """
+    """Return what stages cost, by a CSV profile or by samples of a microbatch in each stage."""
     if (profile is None) == (not samples) or (profile is not None and latency is not None):
         raise UsageError(
             "what stages cost is in a profile, or in samples and what changing clocks takes",
@@ -111,13 +101,7 @@ def with_costs(
     *,
     blocked_w: float | None = None,
 ) -> Job:
-    """Put costs of stages into a job made of traces, which have times only.
-
-    Args:
-        job: With stages that profile or samples are of.
-        profile, samples, latency: As of `stage_costs`.
-        blocked_w: As of `with_waiting`.
-    """
+    """Put costs of stages into a job made of traces, which have times only."""
     stages = 1 + max(rank.stage for rank in job.ranks)
     costs = stage_costs(profile, samples, latency, stages=stages)
     joined = with_profiles(job, costs.profiles)

@@ -83,13 +83,8 @@ class Switching:
 def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) -> Switching | None:
     """Return what changing clocks takes, as a user writes it after ``--latency``.
 
-    Args:
-        text: ``known``, ``free``, ``measured``, a duration such as ``6ms``, or a file that
-            `underclock latency` wrote.
-        samples: The same as it was given; ``measured`` is looked for next to a file.
-
-    Returns:
-        ``None`` for ``free``, and for no time at all.
+    It is ``None`` for ``free``, and for no time at all. ``samples`` are the same as they were
+    given: ``measured`` is looked for next to a file.
     """
     given = Path(samples) if isinstance(samples, str | Path) else None
     if text == KNOWN:
@@ -104,15 +99,22 @@ def latencies_file(given: Path | None) -> Path | None:
 
 
 def named_latencies(text: str, given: Path | None) -> tuple[LatencyTable, str] | None:
-    """Return latencies that a user named, and which they are in words; ``None`` for none.
-
-    Args:
-        given: What they are for; ``measured`` is looked for next to it.
-    """
+    """Return latencies that a user named for a file, and which they are in words."""
     if text in FREE:
         return None
     if text == "measured":
-        return read_document(_measured(given), LatencyTable), ""
+        place = latencies_file(given)
+        if place is None:
+            raise UsageError(
+                "these samples are no file, so no measured latencies can be next to them",
+                hint="name the file that `underclock latency` wrote, or a duration such as 6ms",
+            )
+        if not place.is_file():
+            raise UsageError(
+                f"there are no measured latencies next to {given}",
+                hint=f"`underclock latency --gpu GPU -o {place}` measures them",
+            )
+        return read_document(place, LatencyTable), ""
     path = Path(text)
     if path.is_file():
         table = read_document(path, LatencyTable)
@@ -125,21 +127,6 @@ def named_latencies(text: str, given: Path | None) -> tuple[LatencyTable, str] |
             f"no GPU takes {text} to change its clocks", hint=f"{LONGEST_S:g}s is the most"
         )
     return LatencyTable.constant(duration_s), f"{text}, assumed"
-
-
-def _measured(given: Path | None) -> Path:
-    place = latencies_file(given)
-    if place is None:
-        raise UsageError(
-            "these samples are no file, so no measured latencies can be next to them",
-            hint="name the file that `underclock latency` wrote, or a duration such as 6ms",
-        )
-    if not place.is_file():
-        raise UsageError(
-            f"there are no measured latencies next to {given}",
-            hint=f"`underclock latency --gpu GPU -o {place}` measures them",
-        )
-    return place
 
 
 def _known(sample_set: SampleSet, goal: Goal, place: Path | None) -> Switching | None:

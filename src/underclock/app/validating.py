@@ -181,10 +181,8 @@ def judged_runs(
 ) -> Validation:
     """Compare all pairs of runs of auto and plan, and judge the promise.
 
-    Args:
-        totals: Time in s and energy in J of a step, by arm: ``auto``, ``plan`` and, where it ran,
-            ``best_fixed``. Shapes (N, 2). Empty of a plan of which nothing was run: nothing
-            changes, as at auto.
+    ``totals`` are time in s and energy in J of steps by arm, of shapes (N, 2): ``auto``, ``plan``
+    and maybe ``best_fixed``. Where nothing was run there are none: nothing changes, as at auto.
     """
     none = Spread(mean=0.0, best=0.0, worst=0.0)
     arm, promise, bound = plan.headline, plan.promise, plan.max_slowdown
@@ -217,6 +215,20 @@ def judged_runs(
     auto, planned, fixed = totals["auto"], totals["plan"], totals.get(Strategy.BEST_FIXED)
     time, energy = (pair_changes(auto[:, n], planned[:, n]) for n in (0, 1))
     change_s, change_j = _changes(auto, planned)
+    others: tuple[OtherArm, ...] = ()
+    if fixed is not None:
+        fixed_s, fixed_j = _changes(auto, fixed)
+        other = OtherArm(
+            name=Strategy.BEST_FIXED,
+            clocks=plan.fixed or plan.baseline,
+            time_s=tuple(fixed[:, 0].tolist()),
+            energy_j=tuple(fixed[:, 1].tolist()),
+            time_change=spread(pair_changes(auto[:, 0], fixed[:, 0])),
+            energy_change=spread(pair_changes(auto[:, 1], fixed[:, 1])),
+            time_interval=fixed_s.interval,
+            energy_interval=fixed_j.interval,
+        )
+        others = (other,)
     verdict, further_repeats = judge(
         change_j,
         change_s,
@@ -240,7 +252,7 @@ def judged_runs(
         energy_interval=change_j.interval,
         verdict=verdict,
         further_repeats=further_repeats,
-        others=() if fixed is None else (_other(plan, auto, fixed),),
+        others=others,
     )
 
 
@@ -250,18 +262,4 @@ def _changes(auto: Floats, runs: Floats) -> tuple[MeanChange, MeanChange]:
     return (
         mean_change(auto[:, 0], runs[:, 0], random),
         mean_change(auto[:, 1], runs[:, 1], random),
-    )
-
-
-def _other(plan: Plan, auto: Floats, runs: Floats) -> OtherArm:
-    time, energy = _changes(auto, runs)
-    return OtherArm(
-        name=Strategy.BEST_FIXED,
-        clocks=plan.fixed or plan.baseline,
-        time_s=tuple(runs[:, 0].tolist()),
-        energy_j=tuple(runs[:, 1].tolist()),
-        time_change=spread(pair_changes(auto[:, 0], runs[:, 0])),
-        energy_change=spread(pair_changes(auto[:, 1], runs[:, 1])),
-        time_interval=time.interval,
-        energy_interval=energy.interval,
     )

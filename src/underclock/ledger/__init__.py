@@ -243,22 +243,19 @@ def _opened(path: Path, mode: str) -> Iterator[io.FileIO]:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o600)  # noqa: E731
         with io.FileIO(path, mode, opener=opener) as file:
-            _check(path, file.fileno())
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DataError(f"the ledger {path} is no ordinary file", hint=_ASIDE)
+            first = os.pread(file.fileno(), len(_BEGINS), 0)
+            if first.startswith(_SQLITE):
+                raise DataError(
+                    f"{path} is a ledger of an earlier underclock, which was SQLite; now it is "
+                    "JSON lines",
+                    hint=_ASIDE,
+                )
+            if first != _BEGINS[: len(first)]:
+                raise DataError(f"{path} is no ledger: it does not begin with a run", hint=_ASIDE)
             yield file
     except OSError as exc:
         if mode == "r" and isinstance(exc, FileNotFoundError):
             raise
         raise DataError(f"cannot use the ledger {path}: {exc.strerror}", hint=_ASIDE) from exc
-
-
-def _check(path: Path, file: int) -> None:
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        raise DataError(f"the ledger {path} is no ordinary file", hint=_ASIDE)
-    first = os.pread(file, len(_BEGINS), 0)
-    if first.startswith(_SQLITE):
-        raise DataError(
-            f"{path} is a ledger of an earlier underclock, which was SQLite; now it is JSON lines",
-            hint=_ASIDE,
-        )
-    if first != _BEGINS[: len(first)]:
-        raise DataError(f"{path} is no ledger: it does not begin with a run", hint=_ASIDE)
