@@ -139,6 +139,21 @@ def _slow(steered: SampleSet, times: float) -> SampleSet:
     return msgspec.structs.replace(steered, windows=(*slow, *rest))
 
 
+def test_a_step_of_seconds_has_no_heaters(steered: SampleSet) -> None:
+    samples = _slow(steered, 1e3)
+    metered = next(s for s in samples.mixed if not s.kernel and s.mix == ALONE)
+    for _ in range(2):
+        wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
+        assert wanted is not None
+        sample = msgspec.structs.replace(metered, mix=wanted.mix, idle_s=wanted.mix.idle_s)
+        samples = msgspec.structs.replace(samples, windows=(*samples.windows, sample))
+    wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
+
+    assert wanted is not None
+    assert not wanted.kernel
+    assert (wanted.mix.hot, wanted.mix.idle_s > 0) == (0, True)
+
+
 @pytest.mark.untraced
 def test_a_long_step_has_its_coload_between_launches(steered: SampleSet) -> None:
     samples = _slow(steered, 0.2 / steered.mixed[0].time_s)
@@ -203,18 +218,3 @@ def test_each_launch_runs_at_the_clock_of_the_idling_around_it() -> None:
     short = Mix(idle_s=METER_S, after=(2, 4, 5))
     assert launch_clocks(short, [METER_S / 3] * 3, 2000.0, 6) == ()
     assert spin_mhz(short, METER_S, 2000.0) is None
-
-
-def test_a_step_of_seconds_has_no_heaters(steered: SampleSet) -> None:
-    samples = _slow(steered, 1e3)
-    metered = next(s for s in samples.mixed if not s.kernel and s.mix == ALONE)
-    for _ in range(2):
-        wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
-        assert wanted is not None
-        sample = msgspec.structs.replace(metered, mix=wanted.mix, idle_s=wanted.mix.idle_s)
-        samples = msgspec.structs.replace(samples, windows=(*samples.windows, sample))
-    wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
-
-    assert wanted is not None
-    assert not wanted.kernel
-    assert (wanted.mix.hot, wanted.mix.idle_s > 0) == (0, True)
