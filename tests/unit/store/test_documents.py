@@ -7,7 +7,7 @@ import pytest
 
 import refused
 from mutated_files import RECORDS
-from underclock.errors import DataError, UsageError
+from underclock.errors import DataError
 from underclock.records import (
     SCHEMAS,
     Kernel,
@@ -45,15 +45,6 @@ def test_a_document_is_text_that_people_can_read_and_compare(tmp_path: Path) -> 
     assert text.endswith("}\n")
     assert len(text.splitlines()) > 10
     assert json.loads(text)["schema"] == SCHEMAS["step"]
-
-
-def test_a_document_is_not_overwritten_unless_forced(tmp_path: Path) -> None:
-    path = tmp_path / "step.json"
-    write_document(path, STEP)
-
-    with pytest.raises(UsageError, match="will not overwrite"):
-        write_document(path, STEP)
-    write_document(path, STEP, force=True)
 
 
 def test_a_missing_file_says_which_command_makes_it(tmp_path: Path) -> None:

@@ -156,22 +156,6 @@ def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid
     assert schedule.bound_j <= reference.energy_j <= schedule.energy_j
 
 
-@settings(max_examples=12)
-@given(seeds)
-def test_it_is_never_worse_than_what_it_is_given(seed: int) -> None:
-    problem = small(seed)
-    random = np.random.default_rng(seed)
-    given_choices = [
-        random.integers(0, problem.time_s.shape[1], len(problem.order)) for _ in range(20)
-    ]
-    schedule = Cyclic(max_paths=1).solve(problem, given_choices)
-
-    constants = [np.full(len(problem.order), s) for s in range(problem.time_s.shape[1])]
-    for choice in [*given_choices, *constants]:
-        if not violations(problem, choice):
-            assert schedule.energy_j <= cost_of(problem, choice).energy_j
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_long_ring_is_near_its_bound_and_beats_any_fixed_clock(seed: int) -> None:

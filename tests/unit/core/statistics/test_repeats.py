@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from underclock.arrays import Floats
 from underclock.core.statistics.change_point import find_change, moves
-from underclock.core.statistics.repeats import Runs, counts_for, weighed
+from underclock.core.statistics.repeats import Runs, weighed
 
 _ROWS = 12
 
@@ -56,18 +56,6 @@ def test_a_run_without_repeats_is_never_odd() -> None:
     assert not told.odd.any()
     np.testing.assert_allclose(told.mean, log[:, 0])
     np.testing.assert_allclose(told.scatter, 0.01, rtol=0.1)
-
-
-@given(st.floats(1e-3, 1.0))
-def test_the_further_off_a_run_is_the_less_it_counts(scatter: float) -> None:
-    away = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 20.0, 1e6])
-    weight = counts_for((away * scatter) ** 2, np.full(len(away), scatter))
-
-    assert weight[:2] == pytest.approx([1.0, 1.0])
-    assert (np.diff(weight[2:]) < 0).all()
-    assert weight[2] > 0.8
-    # One beyond doubt counts as little as its distance says, so it moves a mean by nearly nothing.
-    assert weight[5:] == pytest.approx(away[5:] ** -2.0, rel=0.01)
 
 
 def _readings(*levels: tuple[int, float], noise: float = 0.002, seed: int = 0) -> Floats:

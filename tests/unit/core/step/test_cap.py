@@ -15,7 +15,6 @@ from underclock.core.step.power_cap import (
     greatest_mean_w,
     is_power_capped,
     settle,
-    settled_at,
     settled_sums,
 )
 from underclock.core.step.power_capped_step import lag_of
@@ -103,16 +102,6 @@ def test_one_kernel_settles_where_it_draws_the_limit() -> None:
     # Less than any clock draws: it stays at the least.
     cold = settle(dataclasses.replace(cap, limit_w=1.0), of, np.full(40, 3))
     assert (cold.core_mhz == 900).all()
-
-
-def test_where_the_loop_settles_is_told_by_the_mean_power_that_was_measured() -> None:
-    of, order = costs(3), np.array([0, 1] * 10)
-    free = PowerCap(limit_w=1e4, order=order, boost=3)
-    wanted_w = 0.9 * mean_w(settle(free, of, np.full(20, 3)))
-    cap, settled = settled_at(dataclasses.replace(free, limit_w=1.05 * wanted_w), of, wanted_w)
-
-    assert mean_w(settled) == pytest.approx(wanted_w, rel=1e-3)
-    assert settled.time_s == pytest.approx(settle(cap, of, np.full(20, 3)).time_s)
 
 
 _LIMIT_W = 200.0

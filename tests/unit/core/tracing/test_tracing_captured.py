@@ -209,15 +209,6 @@ choices = st.fixed_dictionaries(
 )
 
 
-@given(calls_, choices)
-def test_a_step_is_itself(calls: list[Call], choice: Mapping[str, Sequence[str]]) -> None:
-    step = step_of(calls, choice)
-    assert difference(step, step) is None
-    same = recaptured(step, step)
-    assert same.step == step
-    assert same.changes == ()
-
-
 @given(calls_, choices, choices)
 def test_other_algorithms_are_the_same_step_in_the_names_it_had(
     calls: list[Call], was: Mapping[str, Sequence[str]], is_: Mapping[str, Sequence[str]]

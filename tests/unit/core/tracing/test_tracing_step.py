@@ -35,12 +35,6 @@ def activity(
 MEMSET = node(kind=NodeKind.MEMSET, bytes=64)
 
 
-def test_a_memset_goes_with_the_kernel_of_its_operator() -> None:
-    one, other = activity(), activity("aten::sum")
-    groups = launch_groups([MEMSET, node(), MEMSET, node()], [one, one, other, other])
-    assert [group.nodes for group in groups] == [(0, 1), (2, 3)]
-
-
 def test_a_memset_serves_every_kernel_of_its_operator_that_is_given_its_memory() -> None:
     sort, other = activity("aten::sort"), activity("aten::other")
     nodes = [MEMSET, node("histogram"), node("sweep"), node("sweep"), node("other")]
