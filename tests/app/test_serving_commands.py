@@ -75,7 +75,7 @@ def test_what_cannot_be_served_is_refused(
     file = tmp_path / "file"
     file.write_text("mine")
     for arguments, words in (
-        (f"simulate rtx3080ti --socket {socket}", "somebody already listens"),
+        (f"simulate rtx3080ti --socket {socket}", "a process already listens"),
         (f"simulate rtx3080ti --socket {file}", "is no socket"),
         (f"simulate rtx3080 --socket {tmp_path / 'x'}", "rtx3080ti"),
         (f"simulate rtx3080ti --socket {tmp_path / 'x'} --count 0", "cannot serve 0 GPUs"),

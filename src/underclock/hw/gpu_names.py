@@ -88,30 +88,21 @@ def parse_gpu(text: str) -> GpuName:
         near = name_hint(kind, list(GpuKind))
         raise UsageError(f"unknown GPU {text!r}", hint=f"{near}; write {forms}")
     if kind == GpuKind.REAL:
-        return GpuName(text=text, kind=GpuKind.REAL, index=_index(rest))
+        if rest and not (rest.isascii() and rest.isdecimal()):
+            raise UsageError(f"cannot read {rest!r} as a GPU's number", hint="write nvml:0")
+        return GpuName(text=text, kind=GpuKind.REAL, index=int(rest or 0))
     if not rest:
         example = _BACKENDS[GpuKind(kind)].example
         raise UsageError(f"{text!r} names no GPU", hint=f"write for example {example}")
     if kind == GpuKind.REPLAYED:
         return GpuName(text=text, kind=GpuKind.REPLAYED, name=rest)
-    name, unit = _unit(rest)
-    return GpuName(text=text, kind=GpuKind.SIMULATED, name=name, unit=unit)
-
-
-def _unit(text: str) -> tuple[str, int]:
-    name, mark, unit = text.rpartition("#")
-    if not mark or text.endswith(".json") or text in board_names():
-        return text, 0
+    name, mark, unit = rest.rpartition("#")
+    if not mark or rest.endswith(".json") or rest in board_names():
+        return GpuName(text=text, kind=GpuKind.SIMULATED, name=rest)
     if not (unit.isascii() and unit.isdecimal()):
         named = ", ".join(f"sim:{board}" for board in board_names())
         raise UsageError(
             f"cannot read {unit!r} as a simulated GPU's unit",
             hint=f"write for example sim:{name or 'rtx3080ti'}#3; boards with a name are {named}",
         )
-    return name, int(unit)
-
-
-def _index(text: str) -> int:
-    if text and not (text.isascii() and text.isdecimal()):
-        raise UsageError(f"cannot read {text!r} as a GPU's number", hint="write nvml:0")
-    return int(text or 0)
+    return GpuName(text=text, kind=GpuKind.SIMULATED, name=name, unit=int(unit))

@@ -78,10 +78,6 @@ class PacedLoop(Protocol):
         """Wait until it did."""
 
 
-PacedLoops = Callable[[Sequence[Kernel], Mix | None], AbstractContextManager[PacedLoop]]
-"""Keeps launching a sequence at a pace, as `hw.base.Launcher.loop` does."""
-
-
 class RankPace:
     """When a launcher may launch what, and how often: by itself, in a process that is alone."""
 
@@ -101,11 +97,7 @@ class RankPace:
 
 
 class LeadingRank(RankPace):
-    """The pace of the rank that measures.
-
-    Args:
-        tell: Sends a word to every following rank.
-    """
+    """The pace of the rank that measures."""
 
     def __init__(self, tell: Callable[[bytes], None]) -> None:
         self._tell = tell
@@ -165,11 +157,7 @@ class LeadersLeases(ClockLeases):
 
 
 class FollowingRank(RankPace):
-    """The pace of a rank that does as the leader does.
-
-    Args:
-        listen: Waits for what the leader says next, as long as that may take.
-    """
+    """The pace of a rank that does as the leader does."""
 
     def __init__(self, listen: Callable[[], bytes]) -> None:
         self._listen = listen
@@ -189,7 +177,12 @@ class FollowingRank(RankPace):
             raise _out_of_step("launched", word)
         return isinstance(word, LaunchOnce)
 
-    def follow(self, loops: PacedLoops, kernels: tuple[Kernel, ...], leases: ClockLeases) -> None:
+    def follow(
+        self,
+        loops: Callable[[Sequence[Kernel], Mix | None], AbstractContextManager[PacedLoop]],
+        kernels: tuple[Kernel, ...],
+        leases: ClockLeases,
+    ) -> None:
         """Do as the leader does, until it is done."""
         mine = {kernel.name: kernel for kernel in kernels}
         with ExitStack() as held:
@@ -241,12 +234,9 @@ def is_distributed(torch: Any) -> bool:
 
 
 def meet(torch: Any, clock: Clock, longest_s: float = _LONGEST_S) -> bool:
-    """Wait until every rank is here, for what one does first shows as waiting on the rest.
+    """Wait without the GPUs until every rank is here, or for too long; return whether all came.
 
-    The GPUs take no part in it.
-
-    Returns:
-        Whether all came; after some time it goes on without the late ones.
+    For what one rank does first shows as waiting on the rest.
     """
     if not is_distributed(torch):
         return True

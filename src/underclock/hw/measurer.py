@@ -55,11 +55,6 @@ class _Tick:
     energy_j: float
     every_s: float  # how far steps lie apart
 
-    def wait_s(self, now_s: float) -> float:
-        """Return how long to sleep to wake a little before the next step, if there is time."""
-        ahead_s = self.every_s - (now_s - self.at_s) % self.every_s
-        return max(0.0, ahead_s - _WAKE_BEFORE_S)
-
 
 class GpuMeasurer:
     """A measurer on a GPU, a launcher and a clock.
@@ -141,10 +136,7 @@ class GpuMeasurer:
         return self._clock.now_s()
 
     def warm(self, kernels: Sequence[Kernel]) -> float | None:
-        """Run kernels until the temperature is steady; return it in °C, ``None`` if unknown.
-
-        Where it is unknown they run as long as the settings say at most.
-        """
+        """Run kernels until the temperature is steady; return it in °C, ``None`` if unknown."""
         measuring = self._measuring
         with self._launcher.loop(kernels) as loop:
             watched = WatchedLoop(loop, self._clock, "warming the GPU")
@@ -303,8 +295,10 @@ class GpuMeasurer:
             at_s, energy_j = zip(*(self._ask() for _ in range(4)), strict=True)
             apart_s = sorted(b - a for a, b in itertools.pairwise(at_s))
             self._last = _Tick(at_s[-1], energy_j[-1], apart_s[1])
-        clock.sleep_s(self._last.wait_s(clock.now_s()))
-        self._last = _Tick(*self._ask(), self._last.every_s)
+        every_s = self._last.every_s
+        ahead_s = every_s - (clock.now_s() - self._last.at_s) % every_s
+        clock.sleep_s(max(0.0, ahead_s - _WAKE_BEFORE_S))
+        self._last = _Tick(*self._ask(), every_s)
         return self._last
 
     def _ask(self) -> tuple[float, float]:

@@ -5,8 +5,7 @@ Driver quirks live here, once, with their reason. Units become SI on the line th
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -82,17 +81,15 @@ class NvmlGpu:
 
     def info(self) -> GpuInfo:
         """Return its name, UUID, driver and power limit."""
+        limits = self._maybe("power limits", pynvml.nvmlDeviceGetPowerManagementLimitConstraints)
+        known = limits and 0 < limits[0] <= limits[1]
         return GpuInfo(
             name=gpu_name(self._get("name", pynvml.nvmlDeviceGetName)),
             uuid=self.uuid(),
             driver=call("read the driver version", pynvml.nvmlSystemGetDriverVersion),
             power_limit_w=self._maybe_milli("power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit),
-            power_range_w=self._power_range_w(),
+            power_range_w=(limits[0] / 1e3, limits[1] / 1e3) if known else None,
         )
-
-    def _power_range_w(self) -> tuple[float, float] | None:
-        limits = self._maybe("power limits", pynvml.nvmlDeviceGetPowerManagementLimitConstraints)
-        return (limits[0] / 1e3, limits[1] / 1e3) if limits and 0 < limits[0] <= limits[1] else None
 
     def supported_mem_mhz(self) -> tuple[int, ...]:
         """Return every memory clock the driver lists, ascending; none where it lists none."""
@@ -191,13 +188,22 @@ class NvmlGpu:
 
     def unlock(self) -> None:
         """Give every clock back to the driver; harmless when nothing is locked."""
-        with self._unlock_hint():
+        try:
             try:
                 self.give_back(Domain.CORE)
             finally:
                 # A GPU whose memory clock cannot be locked has none to give back.
                 with contextlib.suppress(NotSupportedError):
                     self.give_back(Domain.MEMORY)
+        except UnderclockError as exc:
+            if simulated_read_only() is None:  # a simulated GPU is gone with its process
+                line = (
+                    "`underclock restore` gives the clocks back"
+                    if is_simulated()
+                    else f"`sudo nvidia-smi -i {self._index} -rgc -rmc` gives the clocks back"
+                )
+                exc.hint = f"{exc.hint}; {line}" if exc.hint else line
+            raise
 
     def give_back(self, domain: Domain) -> None:
         """Give one domain's clock back to the driver; harmless when it is not locked."""
@@ -210,21 +216,6 @@ class NvmlGpu:
     def power_limit_w(self) -> float | None:
         """Return the power limit that was set, or the default; ``None`` where it is unknown."""
         return self._maybe_milli("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)
-
-    @contextmanager
-    def _unlock_hint(self) -> Iterator[None]:
-        """Say what gives the clocks back where this process could not."""
-        try:
-            yield
-        except UnderclockError as exc:
-            if simulated_read_only() is None:  # a simulated GPU is gone with its process
-                line = (
-                    "`underclock restore` gives the clocks back"
-                    if is_simulated()
-                    else f"`sudo nvidia-smi -i {self._index} -rgc -rmc` gives the clocks back"
-                )
-                exc.hint = f"{exc.hint}; {line}" if exc.hint else line
-            raise
 
     def _maybe(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
         return call_optional(f"read the {what}", function, self._handle, *arguments)

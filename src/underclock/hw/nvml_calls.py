@@ -127,11 +127,7 @@ def simulated_read_only() -> bool | None:
 
 
 def is_read_only() -> bool:
-    """Whether every write to a GPU is forbidden.
-
-    On real GPUs, and on simulated ones that other processes use too, the environment says so; a
-    simulated driver of this process alone, on which nothing can be broken, says so itself.
-    """
+    """Whether every write to a GPU is forbidden, by the environment or this process's simulator."""
     simulated = simulated_read_only()
     return os.environ.get(READ_ONLY, "0") not in {"", "0"} if simulated is None else simulated
 
@@ -202,11 +198,7 @@ def call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
 
 
 def call_optional(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """Call NVML for a reading that a GPU may lack; ``None`` where it does not answer.
-
-    Raises:
-        DeviceError: The GPU is lost, or its driver gone.
-    """
+    """Call NVML for a reading that a GPU may lack; ``None`` where a GPU that is there has none."""
     try:
         return call(what, function, *arguments)
     except UnderclockError as exc:
@@ -216,11 +208,7 @@ def call_optional(what: str, function: Callable[..., Any], *arguments: object) -
 
 
 def check_writable(what: str) -> None:
-    """Refuse to write where read-only mode closes the gate.
-
-    Raises:
-        NotPermittedError: It does.
-    """
+    """Refuse to write where read-only mode closes the gate."""
     if is_read_only():
         raise NotPermittedError(
             f"will not {what}: {READ_ONLY} is set", hint=f"unset {READ_ONLY} to allow it"
@@ -249,10 +237,10 @@ def locked_mhz(handle: object, clock: int) -> tuple[int, int] | None:
     code = function(handle, ctypes.c_uint(clock), ctypes.byref(low), ctypes.byref(high))
     if code == pynvml.NVML_ERROR_NOT_FOUND:
         return None
-    call("read a lock", _checked, code)
+
+    def check() -> None:
+        if code != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(code)
+
+    call("read a lock", check)
     return low.value, high.value
-
-
-def _checked(code: int) -> None:
-    if code != pynvml.NVML_SUCCESS:
-        raise pynvml.NVMLError(code)

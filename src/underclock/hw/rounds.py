@@ -32,15 +32,7 @@ class Round:
 
     @classmethod
     def of(cls, kernels: int, mix: Mix | None) -> Self:
-        """Describe a round.
-
-        Args:
-            kernels: Length of the sequence.
-            mix: What it runs with; by default nothing.
-
-        Raises:
-            ValueError: Nothing would run in it, or its co-load after more launches than it has.
-        """
+        """Describe a round of a sequence of so many kernels; refuse one in which nothing runs."""
         mix = mix or Mix()
         made = cls(kernels if mix.launches else 0, mix)
         if not (made.kernels or mix.hot or mix.idle_s):
@@ -95,11 +87,7 @@ class Round:
         return dict(counted)
 
     def durations(self, mean_s: Mapping[int, float]) -> Durations:
-        """Return what launches took.
-
-        Args:
-            mean_s: Mean duration of a launch by its place; of every place of the round.
-        """
+        """Return what launches took, by the mean duration of a launch of each place."""
         pieces = range(self.mix.pieces if self.mix.idle_s else 0)
         idle_s = tuple(mean_s[self.idle + piece] for piece in pieces)
         return Durations(

@@ -41,12 +41,7 @@ class WatchedLoop:
         self._since_s = clock.now_s()
 
     def progress(self) -> Progress:
-        """Return how far it is.
-
-        Raises:
-            MeasurementError: No launch ended for too long.
-            DeviceError: A launch failed.
-        """
+        """Return how far it is."""
         progress, now_s = self._loop.progress(), self._clock.now_s()
         ended = (progress.launches, progress.work)
         if ended > self._ended:
@@ -139,19 +134,6 @@ class ClockWatch:
             clock.sleep_s(min(end_s, max(self._next_s, now_s)) - now_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Boost:
-    """A core clock that a GPU ran at under load, below any lock and without a throttle reason."""
-
-    core_mhz: int
-    temperature_c: float
-
-    def least_mhz(self, temperature_c: float) -> float:
-        """Return what is left of it at another temperature, at the least."""
-        hotter_c = max(0.0, temperature_c - self.temperature_c)
-        return self.core_mhz - _HEAT_MHZ_PER_C * hotter_c
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """What a busy GPU does."""
@@ -171,7 +153,9 @@ class InterferenceCheck:
         steps = [upper - lower for lower, upper in pairwise(cores_mhz)]
         self._bin_mhz = min(steps, default=_USUAL_BIN_MHZ)
         self._least_mhz = _LEAST_BOOST * cores_mhz[-1] if cores_mhz else 0.0
-        self._boost: _Boost | None = None
+        # A core clock in MHz at which it ran under load, below any lock and without a throttle
+        # reason, and how hot it was.
+        self._boost: tuple[int, float] | None = None
         self._follows = False  # whether it ever ran at a core clock that was locked
 
     def read(self, held: Clocks) -> Running:
@@ -195,7 +179,7 @@ class InterferenceCheck:
             and not _is_explained(running)
             and (held.core_mhz is None or core_mhz < held.core_mhz)
         ):
-            self._boost = _Boost(core_mhz, running.temperature_c)
+            self._boost = core_mhz, running.temperature_c
         return running
 
     def _look(self, held: Clocks) -> Running:
@@ -210,7 +194,8 @@ class InterferenceCheck:
             return False
         celsius, boost_mhz = running.temperature_c, 0.0
         if self._boost is not None and celsius is not None:
-            boost_mhz = self._boost.least_mhz(celsius)
+            seen_mhz, seen_c = self._boost
+            boost_mhz = seen_mhz - _HEAT_MHZ_PER_C * max(0.0, celsius - seen_c)
         reachable_mhz = min(held.core_mhz, max(boost_mhz, self._least_mhz))
         return running.observed.core_mhz < reachable_mhz - self._bin_mhz
 

@@ -31,7 +31,11 @@ def ways() -> tuple[Way, ...]:
     """Return every way, in their order; inside an `nvml_session`."""
     if is_read_only():
         return tuple(Way(name, works=False, why=f"{READ_ONLY} is set") for name in WayName)
-    return _direct(), _zeusd()
+    direct = Way(WayName.DIRECT, works=True, why="the driver lets this process set clocks")
+    if not may_set():
+        why = "it needs root or CAP_SYS_ADMIN, outside any user namespace, which this process lacks"
+        direct = Way(WayName.DIRECT, works=False, why=why)
+    return direct, _zeusd()
 
 
 def settable_gpu(uuid: str) -> SettableGpu:
@@ -47,16 +51,6 @@ def settable_gpu(uuid: str) -> SettableGpu:
     raise NotPermittedError(
         f"nothing here may set GPU {uuid}: " + "; ".join(f"{way.name}: {way.why}" for way in found),
         hint="run as root, or have an operator run zeusd (docs/operators.md)",
-    )
-
-
-def _direct() -> Way:
-    if may_set():
-        return Way(WayName.DIRECT, works=True, why="the driver lets this process set clocks")
-    return Way(
-        WayName.DIRECT,
-        works=False,
-        why="it needs root or CAP_SYS_ADMIN, outside any user namespace, which this process lacks",
     )
 
 

@@ -123,11 +123,7 @@ class MessageReader:
 
 
 class Connection:
-    """A connection to a Unix socket, over which each question has one answer.
-
-    Raises:
-        OSError: No process answers there.
-    """
+    """A connection to a Unix socket, over which each question has one answer."""
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -152,10 +148,7 @@ class Connection:
 
 @contextmanager
 def listening(path: Path) -> Iterator[socket.socket]:
-    """Listen on a socket that takes its place only once it does, and is gone afterwards.
-
-    One that is left of a process that ended is replaced.
-    """
+    """Listen on a socket that takes its place only once it does, and is gone afterwards."""
     path = path.absolute()
     made = path.with_name(f".{path.name}.{os.getpid()}")
     if len(os.fsencode(made)) > _LONGEST_PATH:
@@ -165,7 +158,12 @@ def listening(path: Path) -> Iterator[socket.socket]:
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         try:
-            _bind(server, made)
+            before = os.umask(0o177)
+            try:
+                server.bind(str(made))
+            finally:
+                os.umask(before)
+            server.listen(_QUEUE)
             _check_room(path)
             made.rename(path)  # over one that no process answers on
         except OSError as exc:
@@ -184,15 +182,6 @@ def listening(path: Path) -> Iterator[socket.socket]:
                     path.unlink()
 
 
-def _bind(server: socket.socket, at: Path) -> None:
-    before = os.umask(0o177)
-    try:
-        server.bind(str(at))
-    finally:
-        os.umask(before)
-    server.listen(_QUEUE)
-
-
 def _check_room(path: Path) -> None:
     """Refuse to replace anything but a socket that no process answers on.
 
@@ -205,22 +194,17 @@ def _check_room(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise UsageError(f"{path} exists and is no socket", hint="name another path")
-    if _answers(path):
-        raise UsageError(
-            f"somebody already listens on {path}", hint="name another path, or end that process"
-        )
-
-
-def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # one whose queue is full answers too
+        probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:
-            return True
         except ConnectionRefusedError:
-            return False
-    return True
+            return
+        except BlockingIOError:  # one whose queue is full answers too
+            pass
+    raise UsageError(
+        f"a process already listens on {path}", hint="name another path, or end that process"
+    )
 
 
 @contextmanager

@@ -135,11 +135,7 @@ def _words(body: bytes) -> str:
 
 
 class ZeusdGpu(SettableNvmlGpu):
-    """One NVIDIA GPU, read through NVML and set through zeusd; inside an `nvml_session`.
-
-    Raises:
-        UnderclockError: The daemon does not answer, sets nothing, or has no such GPU.
-    """
+    """One NVIDIA GPU, read through NVML and set through zeusd; inside an `nvml_session`."""
 
     def __init__(self, uuid: str, zeusd: Zeusd) -> None:
         super().__init__(uuid)

@@ -74,7 +74,7 @@ def test_a_stale_one_is_replaced(tmp_path: Path) -> None:
 def test_a_live_one_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with listening(path):
-        with pytest.raises(UsageError, match="somebody already listens"), listening(path):
+        with pytest.raises(UsageError, match="a process already listens"), listening(path):
             pass
         _connect(path).close()
         assert _names(tmp_path) == ["s"]

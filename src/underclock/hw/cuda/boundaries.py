@@ -60,7 +60,7 @@ class StepBoundaries:
         self._undo = [
             _replaced(torch.autograd, "backward", self._before_backward),
             _replaced(torch.autograd, "grad", self._before_backward),
-            _replaced(torch.optim.Optimizer, "__init__", self._making),
+            _replaced(torch.optim.Optimizer, "__init__", self._noting_optimizers),
             _replaced(torch.amp.GradScaler, "step", self._around_scaler),
         ]
         _current = self
@@ -88,11 +88,8 @@ class StepBoundaries:
         self._optimizer, self._steps = optimizer, 0
         # From the next step on outside of the optimizer's own frame, so that a profile has all of
         # that; the name that schedulers look for stays.
-        optimizer.step = self._around(optimizer, optimizer.step)
-        if not self._inside:
-            self._end(BoundarySource.OPTIMIZER)
+        step = optimizer.step
 
-    def _around(self, optimizer: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(step)
         def stepping(*args: Any, **kwargs: Any) -> Any:
             result = step(*args, **kwargs)
@@ -100,7 +97,9 @@ class StepBoundaries:
                 self._end(BoundarySource.OPTIMIZER)
             return result
 
-        return stepping
+        optimizer.step = stepping
+        if not self._inside:
+            self._end(BoundarySource.OPTIMIZER)
 
     def _around_scaler(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """A scaler's step ends one, whether or not its optimizer's gradients were finite."""
@@ -121,7 +120,7 @@ class StepBoundaries:
 
         return stepping
 
-    def _making(self, make: Callable[..., None]) -> Callable[..., None]:
+    def _noting_optimizers(self, make: Callable[..., None]) -> Callable[..., None]:
         @wraps(make)
         def making(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self._made = True

@@ -34,10 +34,7 @@ class Captured:
 
 @contextmanager
 def captured(step: StepFunction, waiting: Sequence[str] = ()) -> Iterator[Captured]:
-    """Capture a step that was warmed up; its graphs live until the block ends.
-
-    Operators that wait, as `splitting.waiting_operators` names them, are in none.
-    """
+    """Capture a step that was warmed up; its graphs live until the block ends."""
     torch = import_torch()
     with capture(waiting) as taken:
         with side_stream(torch), taken.under_way():

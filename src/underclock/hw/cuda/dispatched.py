@@ -68,7 +68,9 @@ def _mode(torch: Any, operators: list[Operator]) -> Any:
             name = function._schema.name  # noqa: SLF001 - there is no other way to ask
             bare = name.partition("::")[2]
             ours = function.is_view or bare in _NO_WORK or name.startswith(("profiler::", "prim::"))
-            if ours or (bare.startswith("_foreach_") and _counts(args[0])):
+            # The steps that an optimizer counts are the host's on a GPU too.
+            counts = bare.startswith("_foreach_") and all(each.dim() == 0 for each in args[0])
+            if ours or counts:
                 return function(*args, **kwargs)
             with torch.profiler.record_function(f"{LAUNCH_MARK}{len(operators)}"):
                 result = function(*args, **kwargs)
@@ -141,11 +143,6 @@ def _changed(torch: Any, function: Any, args: Any, kwargs: Any) -> Iterator[int]
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[at] if at < len(args) else kwargs.get(argument.name)
             yield sum(map(_bytes, _tensors(torch, value)))
-
-
-def _counts(tensors: Any) -> bool:
-    """Whether these are the steps that an optimizer counts, which are the host's on a GPU too."""
-    return all(tensor.dim() == 0 for tensor in tensors)
 
 
 def _tensors(torch: Any, value: Any) -> list[Any]:

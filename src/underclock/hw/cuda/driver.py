@@ -16,11 +16,7 @@ STUCK_S = 60.0
 
 
 def cuda() -> ModuleType:
-    """Return cuda-bindings' driver module.
-
-    Raises:
-        NotSupportedError: It is not installed.
-    """
+    """Return cuda-bindings' driver module."""
     try:
         from cuda.bindings import driver  # noqa: PLC0415 - an extra, needed on real GPUs only
     except ImportError as exc:
@@ -30,11 +26,7 @@ def cuda() -> ModuleType:
 
 
 def installed() -> Any:
-    """Return PyTorch, on whatever device it runs.
-
-    Raises:
-        NotSupportedError: It is not installed.
-    """
+    """Return PyTorch, on whatever device it runs."""
     try:
         import torch as module  # noqa: PLC0415 - the user's own
     except ImportError as exc:

@@ -62,13 +62,7 @@ def mean_durations(seen: Iterable[Sequence[TracedActivity]], runs: Runs) -> dict
     A launch lasts until it ends or the next begins: on an H200 the timestamps of kernels that write
     much overlap those of their successors by up to 3 % of their duration, so that plain durations
     add up to more than the time they took. What overlaps by more runs side by side with its
-    successor, and takes as long as it takes.
-
-    Args:
-        seen: What the GPU did for each launch of a graph, in order; also of other graphs.
-
-    Returns:
-        By place; ``None`` where some run was not seen whole.
+    successor, and takes as long as it takes. It is ``None`` where some run was not seen whole.
     """
     took_s: dict[int, float] = defaultdict(float)
     times: Counter[int] = Counter()
@@ -141,10 +135,7 @@ def _whole(known: Sequence[set[tuple[int, int]]], number: int, run: int, parts: 
 
 
 def _places(activities: Sequence[TracedActivity], graph: GraphLaunch) -> list[int | None]:
-    """Return the place of each activity of a graph's launch.
-
-    Of equal launches the first seen is the first launched, whatever ran beside them.
-    """
+    """Return the place of each activity of a launch; of equal ones the first seen comes first."""
     for key in _KEYS:
         waiting: dict[tuple[NodeKind, str], deque[int | None]] = defaultdict(deque)
         for node, place in zip(graph.nodes, graph.places, strict=True):
@@ -200,11 +191,7 @@ class _Sums:
 def eager_durations(
     seen: Iterable[Sequence[TracedActivity]], round_: EagerRound
 ) -> EagerDurations | None:
-    """Return what launches took in the rounds that were seen whole.
-
-    Returns:
-        ``None`` where no round was seen whole, or none launched what it should.
-    """
+    """Return what launches took in the rounds that were seen whole; ``None`` without any."""
 
     @cache
     def aligned(keys: tuple[_Key, ...]) -> _Pairs | None:

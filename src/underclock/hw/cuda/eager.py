@@ -77,10 +77,7 @@ class EagerLauncher(StepLauncher):
             yield stack.enter_context(self._feeding(launch, round_, rounds, events, means))
 
     def _unwatch(self) -> None:
-        """Take the profiler off the driver, if it looked on: it would slow what is launched next.
-
-        A step that is no graph launches kernel by kernel, and its host may be what bounds it.
-        """
+        """Take the profiler off the driver, if it looked on: it would slow what comes next."""
         if self._watched:
             self._watched = False
             detach(self._torch)

@@ -59,11 +59,7 @@ class Feed:
         self._thread.start()
 
     def progress(self) -> Progress:
-        """Return how far it is.
-
-        Raises:
-            DeviceError: A launch failed.
-        """
+        """Return how far it is."""
         with self._lock:
             if self._error is not None:
                 kind = StuckError if isinstance(self._error, StuckError) else DeviceError

@@ -35,11 +35,9 @@ def walk(graph: int, is_device_pointer: Any) -> tuple[GraphNode, ...]:
 
 
 def cleared_before(nodes: Sequence[GraphNode]) -> tuple[tuple[int, ...], ...]:
-    """Return for each node the earlier memsets whose memory its parameters point into.
-
-    Of several memsets of the same memory the last counts.
-    """
-    last: dict[int, tuple[int, int]] = {}  # start -> where it ends, and which node
+    """Return for each node the earlier memsets whose memory its parameters point into."""
+    # The last of those of the same memory counts: start -> where it ends, and which node.
+    last: dict[int, tuple[int, int]] = {}
     memsets_before: list[tuple[int, ...]] = []
     for index, node in enumerate(nodes):
         if node.node.kind is NodeKind.MEMSET:
@@ -89,7 +87,10 @@ def _kernel(driver: Any, handle: Any, is_device_pointer: Any) -> GraphNode:
     params = check("read a kernel", driver.cuGraphKernelNodeGetParams(handle))
     function, kernel = int(params.func or 0), int(params.kern or 0)
     name, sizes = _function(function, kernel)
-    values = _values(int(params.kernelParams or 0), sizes)
+    values: tuple[bytes, ...] = ()
+    if parameters := int(params.kernelParams or 0):
+        pointers = (ctypes.c_void_p * len(sizes)).from_address(parameters)
+        values = tuple(map(ctypes.string_at, pointers, sizes))
     words = tuple(
         int.from_bytes(value[at : at + _POINTER], "little")
         for value in values
@@ -123,15 +124,6 @@ def _function(function: int, kernel: int) -> tuple[str, tuple[int, ...]]:
             break
         sizes.append(int(size))
     return demangled(mangled), tuple(sizes)
-
-
-def _values(parameters: int, sizes: Sequence[int]) -> tuple[bytes, ...]:
-    if not parameters:
-        return ()
-    pointers = (ctypes.c_void_p * len(sizes)).from_address(parameters)
-    return tuple(
-        ctypes.string_at(pointer, size) for pointer, size in zip(pointers, sizes, strict=True)
-    )
 
 
 def _digest(values: Iterable[bytes], is_device_pointer: Any) -> str:
@@ -181,10 +173,7 @@ class Chain:
 
 @contextmanager
 def chained(nodes: Sequence[GraphNode]) -> Iterator[Chain]:
-    """Put nodes of a captured graph, one after the other, into a graph of our own.
-
-    The nodes' parameters point into the captured graph's memory: it must outlive the block.
-    """
+    """Put nodes of a captured graph, which must outlive the block, into a graph of our own."""
     driver = cuda()
     with ExitStack() as stack:
         graph = check("make a graph", driver.cuGraphCreate(0))

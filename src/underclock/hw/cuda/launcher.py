@@ -95,13 +95,24 @@ class CudaLauncher(StepLauncher):
         """Keep launching the whole step, or some of its kernels on the data they first meet."""
         round_ = Round.of(len(kernels), mix)
         self.pace.begin(tuple(kernel.name for kernel in kernels), mix)
-        indices = [self._index(kernel) for kernel in kernels[: round_.kernels]]
+        known = {kernel.name: index for index, kernel in enumerate(self.traced.step.kernels)}
+        wanted = kernels[: round_.kernels]
+        for kernel in wanted:
+            if kernel.name not in known:
+                raise UsageError(
+                    f"the traced step has no kernel {kernel.name!r}", hint="trace it again"
+                )
+        indices = [known[kernel.name] for kernel in wanted]
         coload = self._coload.beside(round_)
         whole = len(indices) > 1 and len(indices) == len(self.traced.step.order)
         running = self._whole(round_, coload) if whole else self._some(indices, round_, coload)
         launched = "the step" if whole else " and ".join(kernel.name for kernel in kernels)
-        with _naming(launched), running as loop:
-            yield loop
+        try:
+            with running as loop:
+                yield loop
+        except StuckError as stuck:
+            stuck.add_note(f"launched were: {launched}")
+            raise
 
     @contextmanager
     def _whole(self, round_: Round, coload: Places) -> Iterator[CudaLoop]:
@@ -165,11 +176,7 @@ class CudaLauncher(StepLauncher):
 
     @contextmanager
     def repeated(self, positions: Sequence[int]) -> Iterator[tuple[Chain, int]]:
-        """Build a graph of launches repeated, with the step's data as it is at the first of them.
-
-        Yields:
-            The graph, and how often it holds them.
-        """
+        """Yield a graph of launches repeated, with the data of the first, and how often."""
         self._prepare(positions, None)
         mine = [node for position in positions for node in self._nodes(position)]
         with _long_enough(self._torch, mine, self.pace) as made:
@@ -195,12 +202,6 @@ class CudaLauncher(StepLauncher):
                 before.launch(stream.cuda_stream)
                 wait_for_gpu(self._torch)
 
-    def _index(self, kernel: Kernel) -> int:
-        for index, known in enumerate(self.traced.step.kernels):
-            if known.name == kernel.name:
-                return index
-        raise UsageError(f"the traced step has no kernel {kernel.name!r}", hint="trace it again")
-
     def _views(self, nodes: Sequence[Any]) -> list[Any]:
         # Where a memset clears a counter for the kernel it serves, there is nothing to judge.
         cleared = {
@@ -214,10 +215,7 @@ class CudaLauncher(StepLauncher):
         return [uniformity(view) for view in self._views(nodes)]
 
     def _inspect(self, kernel: Kernel, nodes: Sequence[GraphNode]) -> None:
-        """Note a kernel most of whose operands hold one value.
-
-        What a launch leaves as it was it reads, or fills with what was there before.
-        """
+        """Note a kernel most of whose operands hold one value."""
         launch = kernel.launch
         if launch is None or "Fill" in launch.function or launch.function in {"memset", "copy"}:
             return
@@ -225,6 +223,7 @@ class CudaLauncher(StepLauncher):
         before = [view.clone() for view in views]
         with chained(nodes) as once:
             timed(self._torch, lambda stream: once.launch(stream.cuda_stream), 1)
+        # What a launch leaves as it was it reads, or fills with what was there before.
         unchanged = [
             view for view, kept in zip(views, before, strict=True) if self._torch.equal(view, kept)
         ]
@@ -243,16 +242,6 @@ class CudaLauncher(StepLauncher):
                 f"{kernel.name!r} works in place: run over and over, {grown:.0%} of what it works "
                 "on became one value, so its energy is too low"
             )
-
-
-@contextmanager
-def _naming(launched: str) -> Iterator[None]:
-    """Say of a launch that the GPU does not come back from what it was of."""
-    try:
-        yield
-    except StuckError as stuck:
-        stuck.add_note(f"launched were: {launched}")
-        raise
 
 
 @contextmanager

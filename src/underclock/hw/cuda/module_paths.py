@@ -24,13 +24,10 @@ def paths_below(called: Any) -> dict[int, str]:
     while type(inner).__name__ in _REPLICATING:
         paths[id(inner)] = type(inner).__name__
         inner = inner.module
+    wrapped = inner
+    for wrapper in WRAPPERS:
+        wrapped = getattr(wrapped, wrapper, wrapped)
     for path, module in inner.named_modules():
         own = ".".join(part for part in path.split(".") if part not in WRAPPERS)
-        paths[id(module)] = own or _class_name(inner)
+        paths[id(module)] = own or type(wrapped).__name__
     return paths
-
-
-def _class_name(module: Any) -> str:
-    for wrapper in WRAPPERS:
-        module = getattr(module, wrapper, module)
-    return type(module).__name__

@@ -129,7 +129,11 @@ class CudaCoLoad:
 
     def idling(self, idle_s: float) -> list[GraphNode]:
         """Return the nodes that idle for so long at the GPU's highest clock."""
-        cycles = max(1, round(idle_s * self._highest_hz()))
+        driver = cuda()
+        device = check("find the GPU", driver.cuCtxGetDevice())
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLOCK_RATE
+        khz = check("read the highest clock", driver.cuDeviceGetAttribute(attribute, device))
+        cycles = max(1, round(idle_s * float(khz) * 1e3))
         if cycles not in self._idling:
             idle = self._torch.cuda._sleep  # noqa: SLF001 - it has no other
             self._idling[cycles] = self._capture(functools.partial(idle, cycles))
@@ -161,14 +165,6 @@ class CudaCoLoad:
             work()
         self._kept += [graph, work]
         return list(walk(int(graph.raw_cuda_graph()), lambda _address: False))
-
-    @staticmethod
-    def _highest_hz() -> float:
-        driver = cuda()
-        device = check("find the GPU", driver.cuCtxGetDevice())
-        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLOCK_RATE
-        khz = check("read the highest clock", driver.cuDeviceGetAttribute(attribute, device))
-        return float(khz) * 1e3
 
 
 def first_that_fits(

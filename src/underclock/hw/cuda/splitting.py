@@ -132,10 +132,8 @@ def splitting(
     """End and begin parts wherever the host waits for the GPU, as long as the block runs.
 
     The capture check of PyTorch's optimisers is lifted: what they keep on the host then is the
-    same in each replay, and their kernels are those of the real step.
-
-    Args:
-        waiting: Further operators that no graph holds, as `waiting_operators` names them.
+    same in each replay, and their kernels are those of the real step. ``waiting`` are further
+    operators that no graph holds.
     """
     with ExitStack() as stack:
         if hasattr(torch.library, "get_kernel"):  # torch 2.10 and newer
@@ -144,9 +142,8 @@ def splitting(
         for name in _CAPTURE_CHECKS:
             if hasattr(torch.optim.Optimizer, name):
                 stack.enter_context(_replaced(torch.optim.Optimizer, name, lambda _self: None))
-        event = torch.cuda.Event
-        recording = _timing(parts, event.record, event.elapsed_time)
-        stack.enter_context(_replaced(event, "record", recording))
+        recording = _timing(parts, torch.cuda.Event.record, torch.cuda.Event.elapsed_time)
+        stack.enter_context(_replaced(torch.cuda.Event, "record", recording))
         for holder, name in (
             (torch.cuda, "synchronize"),
             (torch.cuda, "empty_cache"),
@@ -163,12 +160,8 @@ def waiting_operators(
 ) -> tuple[str, ...]:
     """Return which operators, run between parts, take with them what no graph holds.
 
-    Args:
-        seen: Operators inside which the host waited, each with its callers, outermost first.
-
-    Returns:
-        Names with their overloads, as the dispatcher lists them: of each the outermost that has a
-        kernel of its own for the backend. What is ended a part for anyway is left out.
+    Of those inside which the host waited, ``seen``, each with its callers, it is the outermost that
+    has a kernel of its own; names have their overloads, as the dispatcher lists them.
     """
     overloads: defaultdict[str, list[str]] = defaultdict(list)
     for name in torch._C._dispatch_get_all_op_names():  # noqa: SLF001 - nothing public lists them

@@ -93,10 +93,7 @@ class Snapshot:
 
 @contextmanager
 def preserved(step: Callable[..., object] | None = None) -> Iterator[Snapshot]:
-    """Leave parameters, optimizers, gradients, buffers and random generators as they were.
-
-    However the block ends, an interruption included, they are put back.
-    """
+    """Leave parameters, optimizers, gradients, buffers and random generators as they were."""
     snapshot = Snapshot(step)
     with finally_unless_stuck(snapshot.restore):
         yield snapshot
@@ -197,10 +194,13 @@ def holders(torch: Any) -> list[Any]:
 
 def live_tensors(torch: Any) -> list[Any]:
     """Return every tensor that is alive and holds numbers."""
+    fakes = {"FakeTensor", "FunctionalTensor"}
     return [
         thing
         for thing in _alive((torch.Tensor,))
-        if thing.layout is torch.strided and not _is_fake(thing)
+        if thing.layout is torch.strided
+        and thing.device.type != "meta"
+        and type(thing).__name__ not in fakes
     ]
 
 
@@ -221,19 +221,10 @@ def plain(torch: Any, tensor: Any) -> Iterator[Any]:
             yield from plain(torch, part)
 
 
-def _is_fake(tensor: Any) -> bool:
-    return tensor.device.type == "meta" or type(tensor).__name__ in {
-        "FakeTensor",
-        "FunctionalTensor",
-    }
-
-
 def _contents(
     torch: Any, tensors: Sequence[Any], known: Sequence[tuple[Any, Any]]
 ) -> list[tuple[Any, Any]]:
     """Copy what every tensor's storage holds, each storage once, as bytes.
-
-    Storages that are known keep the copy that there is; as long as it is, so is the storage.
 
     Of the host's tensors only those are copied that a step is likely to write: of modules and
     optimizers, and small ones. A data set in the host's memory is not.
@@ -248,22 +239,16 @@ def _contents(
             continue
         if tensor.is_cuda or tensor.requires_grad or size <= _SMALL:
             seen.setdefault((str(storage.device), storage.data_ptr()), (storage, size))
-    on_gpu = _fits(
-        torch, sum(size for storage, size in seen.values() if storage.device.type == "cuda")
-    )
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:  # through the host a copy takes seconds to put back
+        torch.cuda.empty_cache()  # or what earlier steps left would count as taken
+        free, _ = torch.cuda.mem_get_info()
+        wanted = sum(size for storage, size in seen.values() if storage.device.type == "cuda")
+        on_gpu = wanted <= _MOST_OF_FREE * free
     for storage, _ in seen.values():
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         kept.append((whole, whole.clone() if on_gpu or not whole.is_cuda else whole.cpu()))
     return kept
-
-
-def _fits(torch: Any, size: int) -> bool:
-    """Whether a copy may stay on the GPU: through the host it takes seconds to put back."""
-    if not torch.cuda.is_available():
-        return False
-    torch.cuda.empty_cache()  # or what earlier steps left would count as taken
-    free, _ = torch.cuda.mem_get_info()
-    return bool(size <= _MOST_OF_FREE * free)
 
 
 class Batches:

@@ -37,11 +37,7 @@ _WARM_UPS_AMONG_RANKS = 11  # DDP times its first ten runs with events, which no
 
 
 def warm_up(step: StepFunction) -> float:
-    """Run a step on a stream of its own, as a capture will; more often where ranks train together.
-
-    Returns:
-        What its quickest run took, in s, the GPU's work included.
-    """
+    """Run a step on a stream of its own, as a capture will; return what its quickest run took."""
     torch, clock = import_torch(), SystemClock()
     check_free(torch)
     quickest_s = math.inf
@@ -99,11 +95,7 @@ def check_free(torch: Any) -> None:
 
 
 def profile(step: StepFunction) -> Mapping[str, Any]:
-    """Run a step once under PyTorch's profiler; return its trace in the Chrome format.
-
-    Raises:
-        DeviceError: It does not fit into the GPU's memory.
-    """
+    """Run a step once under PyTorch's profiler; return its trace in the Chrome format."""
     torch = import_torch()
     with (
         side_stream(torch),
@@ -184,8 +176,7 @@ def check_same(difference: str | None) -> None:
 def recorded(host_only: Any = None) -> Iterator[Mapping[str, Any]]:
     """Yield a mapping that is, after the block, PyTorch's trace of it in the Chrome format.
 
-    Args:
-        host_only: PyTorch, where a GPU is not to be looked at, for there may be none.
+    PyTorch is given where a GPU is not to be looked at, for there may be none.
     """
     torch = host_only or import_torch()
     activities = [torch.profiler.ProfilerActivity.CPU]
