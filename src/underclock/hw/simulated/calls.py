@@ -91,10 +91,7 @@ def put_text(buffer: CArgument, text: str) -> int:
 
 
 def put_handle(pointer: CArgument, index: int) -> int:
-    """Write a GPU's handle.
-
-    A handle points nowhere: its address is the index, one-based, so that none is NULL.
-    """
+    """Write a GPU's handle: its address is the index, one-based, so that none is NULL."""
     ctypes.cast(pointer, ctypes.POINTER(ctypes.c_void_p))[0] = index + 1
     return OK
 

@@ -53,12 +53,7 @@ class LaunchCost:
 
 
 def flops_for(gpu: str, lasts_s: Sequence[float]) -> tuple[float, ...]:
-    """Return the work that a simulated GPU does in so long, at its highest clocks.
-
-    Args:
-        gpu: What its driver calls it.
-        lasts_s: How long each piece of work is to last; 0 for none.
-    """
+    """Return the work that a simulated GPU does in each of some times, at its highest clocks."""
     name = name_of_model(gpu)
     model = None if name is None else gpu_model(name)
     if model is None or model.throughput is None:
@@ -135,7 +130,9 @@ class Costs:
             taken_s = 0.0
             cold_w, warm_w = (float(idle_w(gpu, core_mhz, mem_mhz, c)) for c in (0.0, _WARM_C))
         else:
-            core_mhz = self._under_peak(kernel, core_mhz, mem_mhz)
+            if float(busy_w(gpu, kernel, core_mhz, mem_mhz, _PEAK_C)) > self._peak_w:
+                bins_mhz = np.append(self._bins_mhz[self._bins_mhz < core_mhz], core_mhz)
+                core_mhz = capped_core_mhz(gpu, kernel, bins_mhz, mem_mhz, _PEAK_C, self._peak_w)
             taken_s = float(duration_s(gpu, kernel, core_mhz, mem_mhz))
             dram_s = kernel.dram_mcycles / float(dram_mhz(gpu, mem_mhz))
             dram_share = min(1.0, dram_s / taken_s)
@@ -150,13 +147,6 @@ class Costs:
             w_per_c=(warm_w - cold_w) / _WARM_C * lock.power,
             dram_share=dram_share,
         )
-
-    def _under_peak(self, kernel: KernelConstants, core_mhz: float, mem_mhz: float) -> float:
-        """Return the core clock as which a kernel runs, which the peak of power may lower."""
-        if float(busy_w(self._constants, kernel, core_mhz, mem_mhz, _PEAK_C)) <= self._peak_w:
-            return core_mhz
-        bins_mhz = np.append(self._bins_mhz[self._bins_mhz < core_mhz], core_mhz)
-        return capped_core_mhz(self._constants, kernel, bins_mhz, mem_mhz, _PEAK_C, self._peak_w)
 
 
 def heater(model: GpuModel, side: int = _SIDE) -> KernelConstants:

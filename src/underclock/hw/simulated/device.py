@@ -270,10 +270,7 @@ class VirtualGpu:
         self._wanted_mhz, self.mem_mhz, self._costs = wanted_mhz, mem_mhz, self._costs_of[held]
 
     def _decision(self, own: Clocks | None) -> tuple[float, int, bool]:
-        """Return both clocks before any power limit, and whether the memory's alone is held.
-
-        They are the launch's own, or what locks allow.
-        """
+        """Return both clocks before any power limit, and whether the memory's alone is held."""
         model = self.model
         _, left = slowdown(self.faults)
         ceiling = min(boost_mhz(self.constants, self.temperature_c), left * model.core_mhz[-1])

@@ -61,18 +61,21 @@ def simulated_driver(
 ) -> Iterator[SimulatedMachine]:
     """Put simulated GPUs in NVML's place for every program in this process, for a block.
 
-    A program that keeps a session of its own must close it inside the block.
-
-    Args:
-        read_only: Whether the gate to writes is closed, as the environment closes a real GPU's.
-        unit: Which unit of the model GPU 0 is; the next follow. Unit 0 is the model itself.
+    A program that keeps a session of its own must close it inside the block. GPU 0 is a unit of the
+    model, of which 0 is the model itself; the next GPUs are the next units.
     """
     if count < 1:
         raise ValueError(f"a machine needs at least one GPU, got {count}")
     made = gpu_model(model) if isinstance(model, str) else model
     gpus = tuple(VirtualGpu(made, seed=seed, unit=unit + i) for i in range(count))
-    if faults is not None:
-        arm_faults(faults, gpus)
+    for fault in () if faults is None else faults.faults:
+        if fault.gpu is not None and not 0 <= fault.gpu < len(gpus):
+            raise ValueError(f"there is no GPU {fault.gpu} to fail, only {len(gpus)}")
+        for gpu in gpus if fault.gpu is None else (gpus[fault.gpu],):
+            gpu.agenda.add(fault.at_s, functools.partial(gpu.fail, fault.kind))
+            if fault.kind in LASTING and fault.for_s < math.inf:
+                end_s = fault.at_s + fault.for_s
+                gpu.agenda.add(end_s, functools.partial(gpu.mend, fault.kind))
     clock = VirtualClock(gpus)
     driver = SimulatedDriver(gpus, root=root, read_only=read_only, clock=clock)
     with installed(driver):
@@ -100,10 +103,7 @@ def simulated_rig(
     faults: FaultScript | None = None,
     unit: int = 0,
 ) -> Iterator[Rig]:
-    """Simulate one GPU for the length of a block, with an NVML session open.
-
-    The arguments are those of `simulated_driver`.
-    """
+    """Simulate one GPU for the length of a block, with an NVML session open."""
     with (
         simulated_driver(
             model, seed=seed, root=root, read_only=read_only, faults=faults, unit=unit
@@ -114,15 +114,3 @@ def simulated_rig(
         yield Rig(
             device, machine.driver, NvmlGpu(), VirtualLauncher(device, machine.clock), machine.clock
         )
-
-
-def arm_faults(script: FaultScript, gpus: Sequence[VirtualGpu]) -> None:
-    """Set a script's faults down in the GPUs' agendas."""
-    for fault in script.faults:
-        if fault.gpu is not None and not 0 <= fault.gpu < len(gpus):
-            raise ValueError(f"there is no GPU {fault.gpu} to fail, only {len(gpus)}")
-        for gpu in gpus if fault.gpu is None else (gpus[fault.gpu],):
-            gpu.agenda.add(fault.at_s, functools.partial(gpu.fail, fault.kind))
-            if fault.kind in LASTING and fault.for_s < math.inf:
-                end_s = fault.at_s + fault.for_s
-                gpu.agenda.add(end_s, functools.partial(gpu.mend, fault.kind))

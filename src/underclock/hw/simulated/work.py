@@ -57,10 +57,7 @@ class LaunchLoop:
         return launch_s * (self.turn.times - self.share) + BEYOND_S
 
     def progress(self, stride_s: float, launch_s: float) -> None:
-        """Count what a stride completed.
-
-        It ends with the turn, or before; what takes no turns may complete any number of rounds.
-        """
+        """Count what a stride completed, which ends with the turn or before, if turns change."""
         turn, share, before_s = self.turn, self.share, self.elapsed_s
         launched = stride_s / launch_s
         self.took_s[turn.place] += stride_s

@@ -94,13 +94,7 @@ class Governing:
 
 
 def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Governing:
-    """Begin to govern; notes come on standard input.
-
-    Args:
-        gpus: The one GPU, by UUID.
-        options: ``plan``: the file of a serving plan; ``latency_s``: what a change takes;
-            ``index``: of the GPU.
-    """
+    """Begin to govern one GPU by the file of a serving plan; notes come on standard input."""
     (armed,) = gpus.values()
     plan = as_record(Path(options["plan"]), ServingPlan)
     try_clocks(armed.set, [each.chosen.clocks for each in plan.buckets])

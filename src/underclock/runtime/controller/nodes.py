@@ -108,16 +108,7 @@ class _Link:
 
 
 class DecidingRanks(JobRanks):
-    """The ranks of the machine whose controller decides for all.
-
-    Args:
-        job: What decides.
-        address: Host and port at which the others join.
-        digest: Of the plan.
-
-    Raises:
-        UsageError: Nothing can listen there.
-    """
+    """The ranks of the machine whose controller decides for all, which join it at an address."""
 
     def __init__(self, job: JobPolicy, address: tuple[str, int], digest: str) -> None:
         super().__init__(job)
@@ -211,16 +202,7 @@ class DecidingRanks(JobRanks):
 
 
 class ToldRanks(JobRanks):
-    """The ranks of a machine whose controller does what another one decides.
-
-    Args:
-        job: Whose points orders name; it decides nothing here.
-        address: Host and port of the controller that decides.
-        digest: Of the plan.
-
-    Raises:
-        DataError: There is no such host.
-    """
+    """The ranks of a machine whose controller does what another one, at an address, decides."""
 
     def __init__(self, job: JobPolicy, address: tuple[str, int], digest: str) -> None:
         super().__init__(job)
@@ -266,10 +248,7 @@ class ToldRanks(JobRanks):
             yield self._leave(f"the machine that decides is lost: {exc}")
 
     def _connected(self, now_s: float) -> bool:
-        """Whether there is a connection by now; one is tried again and again, for nothing is set.
-
-        The controller that decides may begin later than this one.
-        """
+        """Whether there is a connection by now; the controller that decides may begin later."""
         if self._socket is None:
             if now_s < self._again_s:
                 return False

@@ -24,7 +24,7 @@ from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.hw.settable import Setting
-from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
+from underclock.records import AUTO, Clocks, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
 from underclock.records.serving import ServingPlan
 from underclock.runtime.controller.starting import HURRIED_S, ControllerProcess
@@ -44,14 +44,7 @@ Settings = dict[Setting, int]
 
 
 class Holding:
-    """What is held on one GPU, by a controller of its own, once the driver has accepted it.
-
-    Attributes:
-        asked: What was asked for.
-
-    Raises:
-        UnderclockError: Somebody else sets this GPU, or the driver refuses; nothing is set.
-    """
+    """What is held on one GPU, by a controller of its own, once the driver has accepted it."""
 
     def __init__(
         self,
@@ -128,13 +121,7 @@ def _kept(
     told_on: int = subprocess.DEVNULL,
 ) -> Iterator[Holding]:
     """Have a controller hold a GPU for the length of a block; as `ControllerProcess.start`."""
-    uuid = gpu.uuid()
-    controller = ControllerProcess.start(
-        [uuid],
-        work=work,
-        options=options,
-        told_on=told_on,
-    )
+    controller = ControllerProcess.start([gpu.uuid()], work=work, options=options, told_on=told_on)
     try:
         held = Holding(gpu, asked, warnings, controller)
         try:
@@ -228,7 +215,20 @@ def governor(
         stack.enter_context(nvml_session())
         opened = NvmlGpu(index)
         opened.check_whole()
-        warnings = _other_gpu(plan, opened.info(), anyway=anyway)
+        info, warnings = opened.info(), tuple[str, ...]()
+        if plan.gpu.name != info.name:
+            raise DataError(
+                f"the plan is for {plan.gpu.name}, this is {info.name}",
+                hint="clocks mean nothing on another GPU model: plan on its own samples",
+            )
+        if plan.gpu.is_another_board(info):
+            words = (
+                f"the plan was made on board {plan.gpu.uuid}, and this is board {info.uuid}: "
+                "boards of one model differ by a few per cent"
+            )
+            if not anyway:
+                raise DataError(words, hint="plan on this board's own samples, or say anyway=True")
+            warnings = (words,)
         held = ((f"{b.pass_} of {b.batch}", b.chosen.clocks) for b in plan.buckets)
         check_clocks(held, listed_clocks(opened))
         file = stack.enter_context(tempfile.NamedTemporaryFile(suffix=".json"))
@@ -253,24 +253,6 @@ def governor(
                     f"{hook.unknown} steps ran at auto, for no plan can have their phase, batch or "
                     f"context; the first: {hook.first_unknown}"
                 )
-
-
-def _other_gpu(plan: ServingPlan, gpu: GpuInfo, *, anyway: bool) -> tuple[str, ...]:
-    """Refuse a plan of another GPU; return a warning of another board."""
-    if plan.gpu.name != gpu.name:
-        raise DataError(
-            f"the plan is for {plan.gpu.name}, this is {gpu.name}",
-            hint="clocks mean nothing on another GPU model: plan on its own samples",
-        )
-    if not plan.gpu.is_another_board(gpu):
-        return ()
-    words = (
-        f"the plan was made on board {plan.gpu.uuid}, and this is board {gpu.uuid}: boards of one "
-        "model differ by a few per cent"
-    )
-    if not anyway:
-        raise DataError(words, hint="plan on this board's own samples, or say anyway=True")
-    return (words,)
 
 
 _RANK = "LOCAL_RANK"

@@ -40,7 +40,18 @@ def restore(gpu: str | None = None, *, everybody: bool = False) -> tuple[Undone,
     """
     undone = _restore_own(gpu)
     if everybody and os.geteuid() == 0:
-        _look_at_others()
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it was killed
+            subprocess.run(
+                [sys.executable, "-P", "-c", _CODE],
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_ALL_S,
+                check=False,
+            )
     return undone
 
 
@@ -54,29 +65,8 @@ def _restore_own(gpu: str | None) -> tuple[Undone, ...]:
         return undo_in(folder, [uuid for uuid in left if only in {None, uuid}], settable_gpu)
 
 
-def _look_at_others() -> None:
-    """Have a process look at other users' folders, for as long as it may."""
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it was killed
-        subprocess.run(
-            [sys.executable, "-P", "-c", _CODE],
-            env=environment,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_ALL_S,
-            check=False,
-        )
-
-
 def restore_for_others(sessions: Path = _SESSIONS, temporary: Path | None = None) -> None:
-    """As root, restore each other user's folder in a process that has that user's rights alone.
-
-    Args:
-        sessions: Where users with a session have a folder.
-        temporary: Where those without one have.
-    """
+    """As root, restore each other user's folder in a process that has that user's rights alone."""
     for uid, folder in _others(sessions, temporary or usual_folder(0).parent):
         child = os.fork()
         if child == 0:

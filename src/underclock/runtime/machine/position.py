@@ -81,11 +81,7 @@ class Intervals:
         self._take(usual_s)
 
     def under(self, clocks: Hashable) -> None:
-        """Take up what was learned while clocks were as they are to be from now on.
-
-        Args:
-            clocks: What is held; ``None`` where they follow the timetable.
-        """
+        """Take up what was learned at clocks that are held from now on; ``None``: they change."""
         self._history = self._histories[clocks]
         if self._history:
             self._digest()
@@ -107,21 +103,12 @@ class Intervals:
             self._into_s[at] = into_s
         return into_s
 
-    def planned_between_s(self, mark: int, later: int) -> float:
-        """Return how long one mark is before another in the plan, of the next round if need be."""
-        upto_s, marks = self._table.upto_s, self._table.marks
-        planned_s = upto_s[marks[later]] - upto_s[marks[mark]]
-        return planned_s + (upto_s[-1] if later <= mark else 0.0)
-
     def last_mark(self, into_s: float) -> int:
         """Return the last mark that is usually reached by some time after a step's begin."""
         return bisect.bisect_right(self.ahead_s, into_s) - 1
 
     def off_plan(self) -> float:
-        """Return the part of a step that lies between other marks than planned.
-
-        How long the step is does not matter, and neither does what it waits for at its end.
-        """
+        """Return the part of a step, less its end, that lies between other marks than planned."""
         planned, usual = self._planned_s[:-1], self.usual_s[:-1]
         planned_s, usual_s = math.fsum(planned), math.fsum(usual)
         if not planned_s * usual_s:
@@ -267,12 +254,9 @@ class Position:
             self._stalls.expect(at_s, stall_s)
 
     def saw(self, word: int, at_s: float, steps: int | None = None) -> Seen:
-        """Take note of what the page says.
+        """Take note of what the page says: one more than the last mark reached, and its step.
 
-        Args:
-            word: One more than the index of the last mark that the stream reached; 0 before any.
-            steps: Number of that mark's step, which begins anew at `STEPS`; ``None`` where nobody
-                counts: then a mark that is not after the last is taken to be of the next step.
+        Where steps are not counted, a mark that is not after the last is of the next step.
         """
         mark = word - 1
         if mark < 0:
@@ -292,7 +276,9 @@ class Position:
         took_s -= self._stalls.shown_s(self.at_s, took_s - self.pace * usual_s)
         self.ended = ended
         # By past steps and by the plan: a job's first steps may take a hundred times as long.
-        least_s = min(usual_s, self.intervals.planned_between_s(self.mark, mark))
+        upto_s, marks = self._table.upto_s, self._table.marks
+        planned_s = upto_s[marks[mark]] - upto_s[marks[self.mark]]
+        least_s = min(usual_s, planned_s + (upto_s[-1] if mark <= self.mark else 0.0))
         tells = self.knows and least_s > _TELLING * self.intervals.step_s
         if tells and took_s < _IMPOSSIBLE * least_s:
             self._restart(mark, at_s)
@@ -499,12 +485,8 @@ class Stalls:
     def shown_s(self, since_s: float, over_s: float) -> float:
         """Return for how long nothing executed since the last mark, and expect that no more.
 
-        When a stall begins is known as well as delays are: it may lie on either side of a mark.
-
-        Args:
-            since_s: When the last mark was reached.
-            over_s: How much later the mark after it was seen than it would have been without any
-                stall.
+        The mark after it was seen so much later than without any stall. When a stall begins is
+        known as well as delays are: it may lie on either side of a mark.
         """
         shown_s = 0.0
         for stall in self._expected_s[:]:

@@ -174,11 +174,7 @@ class JobPolicy:
     ) -> Order | None:
         """Take note of an iteration of one rank; return what all do from now on, if it is new.
 
-        Args:
-            rank: Which.
-            time_s: From its optimizer's end to the next.
-            busy_s: Of which it computed; ``None`` where that was not seen.
-            stalled: Whether it stood still: the iteration counts on no rank then.
+        One in which a rank stood still counts on none.
         """
         if self.over or not self.is_armed:
             return None

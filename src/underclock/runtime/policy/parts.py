@@ -81,7 +81,16 @@ def parts_of(plan: JobPlan) -> tuple[RankPart, ...]:
             "marked",
             hint="plan it with one clock, or two in turn, for each instruction",
         )
-    taken_s = np.array([list(_taken_s(plan, point.clocks)) for point in points])
+    taken_s = np.array(
+        [
+            [
+                sum(pieces_s(plan, instruction, held))
+                for rank, some in zip(plan.job.ranks, point.clocks, strict=True)
+                for instruction, held in zip(rank.instructions, some, strict=True)
+            ]
+            for point in points
+        ]
+    )
     begins_s, iterations_s = network.begins_s(taken_s), network.iteration_s(taken_s)
     ends_s = network.ends_s(taken_s)
     firsts = np.searchsorted(network.rank, np.arange(len(plan.job.ranks) + 1))
@@ -114,12 +123,6 @@ def digest_of(plan: Record | None) -> str:
     """Return what tells a plan from another one, or from none, in hexadecimal."""
     body = msgspec.json.encode(plan, order="deterministic")
     return hashlib.sha256(body).hexdigest()
-
-
-def _taken_s(plan: JobPlan, clocks: tuple[RankClocks, ...]) -> Iterator[float]:
-    for rank, some in zip(plan.job.ranks, clocks, strict=True):
-        for instruction, held in zip(rank.instructions, some, strict=True):
-            yield sum(pieces_s(plan, instruction, held))
 
 
 class _Laid:

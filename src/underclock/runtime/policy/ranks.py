@@ -16,7 +16,7 @@ from underclock.runtime.policy.policy import Policy
 
 
 class JobRanks:
-    """Tells the job's policy what ranks did, and has them do what it orders.
+    """Reports to the job's policy what ranks did, and has them do what it orders.
 
     Attributes:
         job: What decides.
@@ -36,13 +36,7 @@ class JobRanks:
         return tuple(peer.rank for peer in self.peers)
 
     def passed(self, rank: int, step: PassedStep, iteration: int) -> str:
-        """Take note of an iteration of a rank; return words for the log, if any.
-
-        Args:
-            rank: Of the job.
-            step: That ended.
-            iteration: Number of the one that begins, the same on all ranks.
-        """
+        """Take note of an iteration of a rank, and which begins; return words for the log."""
         del iteration
         self.job.armed(rank)
         order = self.job.passed(rank, step.time_s, step.busy_s, stalled=step.stalled_s > 0.0)
@@ -78,14 +72,7 @@ class JobRanks:
 
 
 class RankPolicy(Policy):
-    """Tells the job what one rank's iterations took, and has its machine do what the job orders.
-
-    Args:
-        machine: That follows one of the part's timetables.
-        part: Of the rank.
-        rank: Which of the job.
-        ranks: Those that are followed here, to which this one is added.
-    """
+    """Reports what one rank's iterations took, and has its machine do what the job orders."""
 
     needs_all = True
 

@@ -38,12 +38,8 @@ def watch(
 ) -> list[Callable[[], None]]:
     """Have instructions call back: an event, and kind and chunk as ``forward 0``.
 
-    Args:
-        counted: Returns the optimizer whose steps count: a rank may have one for each chunk.
-        tell: Is told.
-
-    Returns:
-        What takes the hooks away again.
+    A rank may have an optimizer for each chunk; the steps of the one that is returned count. What
+    takes the hooks away again is returned.
     """
     from torch.optim.optimizer import (  # noqa: PLC0415 - the user's own
         register_optimizer_step_pre_hook,

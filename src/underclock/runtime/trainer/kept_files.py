@@ -93,9 +93,7 @@ class KeptFiles:
     def keep(self, path: Any, *, moved: bool) -> None:
         """Set a file aside, once; one that is no regular file, new or in a cache is passed over.
 
-        Args:
-            moved: Whether all of the file is about to be replaced, so that it can be renamed; else
-                it is copied.
+        One of which all is about to be replaced is moved, any other is copied.
         """
         with contextlib.suppress(OSError, ValueError, TypeError):
             name = os.path.realpath(os.fsdecode(path))
@@ -134,11 +132,7 @@ _protecting: list[KeptFiles] = []
 
 
 def put_back(listed: Path, say: Callable[[str], None]) -> tuple[str, ...]:
-    """Put back the files of a list, and return their names; what cannot be is said.
-
-    Args:
-        listed: The list; that there is none means that no file was set aside.
-    """
+    """Put back the files of a list, if there is one, and return their names; say what cannot be."""
     if not listed.is_file():
         return ()
     back: dict[str, None] = {}

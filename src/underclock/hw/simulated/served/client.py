@@ -2,6 +2,7 @@
 
 import os
 import threading
+from functools import partial
 from typing import Any, Self
 
 import pynvml
@@ -34,9 +35,6 @@ class ServedLibrary:
 
     A process that was forked off connects anew, and so does one whose server came back; sessions
     that were begun go on, as far as the caller can tell.
-
-    Raises:
-        DeviceError: No server answers at the path.
     """
 
     simulated = True  # what is read through it was never measured
@@ -48,21 +46,20 @@ class ServedLibrary:
         self._connection: Connection | None = connected(path)
         self._sessions = 0
         names = self._connection.ask({"do": "functions"})["functions"]
-        self._functions = {name: _Function(self, name) for name in names}
+        self._functions = {name: partial(self.call, name) for name in names}
 
-    def __getattr__(self, name: str) -> "_Function":
-        functions = self.__dict__.get("_functions", {})
+    def __getattr__(self, name: str) -> "partial[int | bytes]":
+        functions: dict[str, partial[int | bytes]] = self.__dict__.get("_functions", {})
         if name not in functions:
             raise AttributeError(name)
-        function: _Function = functions[name]
-        return function
+        return functions[name]
 
     def close(self) -> None:
         """Close the connection."""
         with self._lock:
             self._drop()
 
-    def call(self, name: str, arguments: tuple[Any, ...]) -> int | bytes:
+    def call(self, name: str, *arguments: Any) -> int | bytes:  # noqa: ANN401 - what ctypes made
         """Call a function where the GPUs are."""
         message = {"do": "call", "name": name, "arguments": [packed(each) for each in arguments]}
         with self._lock:
@@ -109,21 +106,8 @@ class ServedLibrary:
         self._connection = None
 
 
-class _Function:
-    def __init__(self, library: ServedLibrary, name: str) -> None:
-        self._library = library
-        self._name = name
-
-    def __call__(self, *arguments: Any) -> int | bytes:  # noqa: ANN401 - whatever ctypes made
-        return self._library.call(self._name, arguments)
-
-
 class Control:
-    """A connection over which things go wrong; for tests, and for those who judge.
-
-    Raises:
-        DeviceError: No server answers at the path.
-    """
+    """A connection over which things go wrong, for tests and studies."""
 
     def __init__(self, path: str) -> None:
         self._connection = connected(path)
@@ -135,11 +119,9 @@ class Control:
         self._connection.close()
 
     def fault(self, name: str, value: float | None = None, *, gpu: int | None = None) -> None:
-        """Let something go wrong, until `heal`.
+        """Let something go wrong on a GPU or on all, until `heal`.
 
-        Args:
-            value: For how many seconds setters hang, or the power limit in W that is set.
-            gpu: Which GPU; by default all.
+        The value is for how many seconds setters hang, or the power limit in W that is set.
         """
         self._ask({"do": "fault", "name": name, "value": value, "gpu": gpu})
 

@@ -117,11 +117,7 @@ def _behind(argument: Any) -> Any:  # noqa: ANN401
 
 
 class Received:
-    """An argument made again where the function is.
-
-    Raises:
-        ValueError: It is no argument.
-    """
+    """An argument made again where the function is."""
 
     def __init__(self, sent: Argument) -> None:
         self.passed: Any = None

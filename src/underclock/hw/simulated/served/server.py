@@ -126,14 +126,13 @@ class Served:
     def due_s(self) -> float:
         """Return when the GPUs should catch up next, in virtual time."""
         now_s = self.clock.now_s()
-        return min(*(self._due_s(gpu, now_s) for gpu in self.gpus), now_s + _REST_S)
-
-    def _due_s(self, gpu: VirtualGpu, now_s: float) -> float:
-        due_s = gpu.agenda.next_s
-        if gpu.running is not None:
-            due_s = min(due_s, now_s + _BUSY_LOOK_S)
-        if isinstance(gpu.running, StreamLoop):
-            due_s = min(due_s, gpu.now_s + gpu.running.until_action_s())
+        due_s = now_s + _REST_S
+        for gpu in self.gpus:
+            due_s = min(due_s, gpu.agenda.next_s)
+            if gpu.running is not None:
+                due_s = min(due_s, now_s + _BUSY_LOOK_S)
+            if isinstance(gpu.running, StreamLoop):
+                due_s = min(due_s, gpu.now_s + gpu.running.until_action_s())
         return due_s
 
 
@@ -149,9 +148,7 @@ def served_gpus(
 ) -> Iterator[Served]:
     """Serve simulated GPUs over a socket for the length of a block.
 
-    Args:
-        load: A step that each of them runs over and over; by default they rest.
-        speed: Virtual seconds in one of the machine's.
+    Each runs a load over and over, if there is one; so many virtual seconds are one of the machine.
     """
     if count < 1:
         raise ValueError(f"a machine needs at least one GPU, got {count}")

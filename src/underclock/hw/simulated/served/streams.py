@@ -121,12 +121,7 @@ class StreamLoop(LaunchLoop):
 
 
 class Stream:
-    """One process's launches of a step on one virtual GPU.
-
-    Raises:
-        UsageError: A kernel does not say what it does.
-        ValueError: Something runs on the GPU that no process put in a row.
-    """
+    """One process's launches of a step on one virtual GPU."""
 
     def __init__(self, gpu: VirtualGpu, step: Step, *, pid: int) -> None:
         kernels = [gpu.model.kernel(step.kernels[index]) for index in step.order]
@@ -134,7 +129,14 @@ class Stream:
         self.launches = len(kernels)
         self.gpu = gpu
         self._pid = pid
-        self._loop, self._first = _loop_with(gpu, kernels)
+        running = gpu.running
+        if isinstance(running, StreamLoop):
+            self._loop, self._first = running, running.add(kernels)
+        elif running is not None:
+            raise ValueError("the GPU runs a load of its own: serve it without --load")
+        else:
+            self._loop, self._first = StreamLoop(tuple(kernels), *gpu.draw_noise()), 0
+            gpu.run(self._loop)
         self._loop.pids = (*self._loop.pids, pid)
 
     @property
@@ -161,15 +163,3 @@ class Stream:
         self._loop.pids = tuple(pids)
         if not pids and not self.lost:
             self.gpu.end()
-
-
-def _loop_with(gpu: VirtualGpu, kernels: Sequence[KernelConstants]) -> tuple[StreamLoop, int]:
-    """Return the GPU's loop, which now knows some kernels, and the position of the first."""
-    running = gpu.running
-    if isinstance(running, StreamLoop):
-        return running, running.add(kernels)
-    if running is not None:
-        raise ValueError("the GPU runs a load of its own: serve it without --load")
-    loop = StreamLoop(tuple(kernels), *gpu.draw_noise())
-    gpu.run(loop)
-    return loop, 0
