@@ -75,25 +75,17 @@ class HoldingHooks:
 
 
 def callback_class(hooks: type[HoldingHooks], *places: tuple[str, str]) -> Any:
-    """Return a class of callbacks that is also its library's, where the user has imported that.
-
-    Args:
-        hooks: What ours do.
-        places: Where the library's class may be: modules, and names in them.
-    """
+    """Return a class of callbacks that is also its library's, where the user has imported that."""
     found = [getattr(sys.modules.get(module), name, None) for module, name in places]
     base = next((each for each in found if each is not None), AnyHook)
     return type("UnderclockCallback", (hooks, base), {"__doc__": hooks.__doc__})
 
 
 class TransformersHooks(HoldingHooks):
-    """Holds a plan while Hugging Face's ``Trainer`` trains.
+    """Holds a plan while Hugging Face's ``Trainer`` trains."""
 
-    Attributes:
-        trainer: Whose ``log`` takes scalars; by default they are added to the ``logs`` that
-            callbacks after this one read.
-    """
-
+    # whose log takes scalars; by default they are added to the logs that callbacks after this one
+    # read
     trainer: Any = None
     _logs = False  # whether we do, just now
 

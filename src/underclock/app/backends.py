@@ -31,25 +31,16 @@ from underclock.tracing.source import StepFile, StepFunction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGpu:
-    """A GPU, real or simulated, that is open.
+    """A GPU, real or simulated, that is open."""
 
-    Attributes:
-        gpu: Reads it, and locks its clocks.
-        clock: Its time.
-        launcher: Runs kernels on it; ``None`` where none were to run.
-        notes: What a reader of numbers taken on it must know.
-        model: What it is made of; ``None`` of a real one.
-        step: What runs on it, as it was captured now; ``None`` where it runs any step.
-        leader: Leads the other ranks of the step; ``None`` where there are none.
-    """
-
-    gpu: NvmlGpu
-    clock: Clock
+    gpu: NvmlGpu  # reads it, and locks its clocks
+    clock: Clock  # its time
     evidence: Evidence
-    launcher: Launcher | None
-    notes: tuple[str, ...] = ()
-    model: GpuModel | None = None
-    step: Step | None = None
+    launcher: Launcher | None  # runs kernels on it; None where none were to run
+    notes: tuple[str, ...] = ()  # what a reader of numbers taken on it must know
+    model: GpuModel | None = None  # what it is made of; None of a real one
+    step: Step | None = None  # what runs on it, as it was captured now; None where it runs any step
+    # leads the other ranks of the step; None where there are none
     leader: LeadingRank | None = None
 
 

@@ -34,60 +34,41 @@ _HOW = {WayName.DIRECT: "directly", WayName.ZEUSD: "through zeusd"}
 
 
 class GpuFinding(Record, frozen=True, kw_only=True):
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        spec: What to write after ``--gpu``.
-        core_mhz: Core clocks the driver lists, ascending.
-        mem_mhz: Memory clocks the driver lists, ascending.
-        locked_core_mhz: Highest clock that a lock of the core allows; ``None`` where nothing is
-            locked, or the driver does not tell (see the notes).
-        power_limit_w: The limit that was set, or the default; ``None`` where it cannot be read.
-        partitioned: Whether it is split into MIG instances, so that nothing is held on it.
-    """
-
-    spec: str
+    spec: str  # what to write after --gpu
     gpu: GpuInfo
     evidence: Evidence
-    core_mhz: tuple[int, ...]
-    mem_mhz: tuple[int, ...]
+    core_mhz: tuple[int, ...]  # core clocks the driver lists, ascending
+    mem_mhz: tuple[int, ...]  # memory clocks the driver lists, ascending
     calibration: str
+    # highest clock that a lock of the core allows; None where nothing is locked, or the driver does
+    # not tell (see the notes)
     locked_core_mhz: int | None
     locked_mem_mhz: int | None
+    # the limit that was set, or the default; None where it cannot be read
     power_limit_w: float | None
-    partitioned: bool
+    partitioned: bool  # whether it is split into MIG instances, so that nothing is held on it
 
 
 class WayFound(Record, frozen=True, kw_only=True):
-    """One way to set clocks from here.
+    """One way to set clocks from here."""
 
-    Attributes:
-        name: Which.
-        works: Whether it is open, as far as reading can tell.
-        why: Why it is, or is not, and what would open it.
-    """
-
-    name: WayName
-    works: bool
-    why: str
+    name: WayName  # which
+    works: bool  # whether it is open, as far as reading can tell
+    why: str  # why it is, or is not, and what would open it
 
 
 class Findings(Record, frozen=True, kw_only=True):
-    """Everything found.
+    """Everything found."""
 
-    Attributes:
-        version: Of Underclock.
-        permission: Whether clocks may be locked, as far as reading can tell.
-        ways: Every way to lock them, those first that are taken first; none without a driver.
-        notes: Sentences about what was not found.
-    """
-
-    version: str
+    version: str  # of Underclock
     python: str
-    permission: str
+    permission: str  # whether clocks may be locked, as far as reading can tell
+    # every way to lock them, those first that are taken first; none without a driver
     ways: tuple[WayFound, ...]
     gpus: tuple[GpuFinding, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences about what was not found
 
 
 @click.command(name="doctor")

@@ -78,18 +78,12 @@ def looked_at(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
-    """The step that one rank of a command runs.
-
-    Attributes:
-        file: Where it was written; ``None`` where it was not.
-        running: The step as it ran by itself; ``None`` where its energy was not read.
-        warnings: What a reader of the step must know.
-    """
+    """The step that one rank of a command runs."""
 
     step: Step
-    file: Path | None
-    running: Window | None
-    warnings: tuple[str, ...]
+    file: Path | None  # where it was written; None where it was not
+    running: Window | None  # the step as it ran by itself; None where its energy was not read
+    warnings: tuple[str, ...]  # what a reader of the step must know
 
 
 def trace_command(

@@ -47,58 +47,38 @@ RANK_LATE_S = 120.0
 
 
 class Look(Record, frozen=True, kw_only=True):
-    """What is to be looked at in a training command's processes.
+    """What is to be looked at in a training command's processes."""
 
-    Attributes:
-        folder: Where each rank leaves what it finds and says how it goes.
-        name: Of the step.
-        latest: Step that is looked at at the latest, counted from 0.
-        assume: Whether the script runs on a CPU, and a GPU's kernels are assumed.
-        source: Of the step.
-        measure: Words after ``underclock measure``, to measure the captured step where it is held;
-            empty to trace it.
-        own_step: Whether those words name no step: then the captured one is measured, if it can be.
-        cwd: Folder in which those words were written.
-        protect: Whether files that were there are put back.
-    """
-
-    folder: str
-    name: str
-    latest: int
-    assume: bool = False
-    source: StepSource | None = None
+    folder: str  # where each rank leaves what it finds and says how it goes
+    name: str  # of the step
+    latest: int  # step that is looked at at the latest, counted from 0
+    assume: bool = False  # whether the script runs on a CPU, and a GPU's kernels are assumed
+    source: StepSource | None = None  # of the step
+    # words after underclock measure, to measure the captured step where it is held; empty to trace
+    # it
     measure: tuple[str, ...] = ()
+    # whether those words name no step: then the captured one is measured, if it can be
     own_step: bool = False
-    cwd: str
-    protect: bool = True
+    cwd: str  # folder in which those words were written
+    protect: bool = True  # whether files that were there are put back
 
 
 class RankStatus(Record, frozen=True, kw_only=True):
-    """How looking goes in one process of the command.
-
-    Attributes:
-        here: How many ranks run on this machine.
-        steps: Ends of steps that were seen.
-        phase: What is being done.
-        done: Whether all was looked at.
-        error: Why nothing more is; empty while all goes well.
-        exit_code: Of the error; 0 without one.
-        after: Rank whose process had ended without a word before that; ``None`` for none.
-        said_s: When this was said, in s of this machine's monotonic clock.
-    """
+    """How looking goes in one process of the command."""
 
     rank: int
     world: int
-    here: int
+    here: int  # how many ranks run on this machine
     pid: int
-    steps: int = 0
-    phase: str = ""
-    done: bool = False
-    error: str = ""
+    steps: int = 0  # ends of steps that were seen
+    phase: str = ""  # what is being done
+    done: bool = False  # whether all was looked at
+    error: str = ""  # why nothing more is; empty while all goes well
     hint: str = ""
-    exit_code: int = 0
+    exit_code: int = 0  # of the error; 0 without one
+    # rank whose process had ended without a word before that; None for none
     after: int | None = None
-    said_s: float = 0.0
+    said_s: float = 0.0  # when this was said, in s of this machine's monotonic clock
 
     @property
     def runs(self) -> bool:

@@ -172,10 +172,7 @@ def _policy_of(recorder: Recorder, points: Points, campaign: Campaign, seed: int
 
 
 def file_of(path: Path, gpu: str) -> Path:
-    """Return where samples go: of a name, ``%h`` is this host, and ``%g`` the GPU's board.
-
-    So every task of a cluster measures into a file of its own under one command.
-    """
+    """Return where samples go: of a name, ``%h`` is this host, and ``%g`` the GPU's board."""
     name = path.name.replace("%h", socket.gethostname().partition(".")[0])
     if "%g" in name:
         with open_gpu(parse_gpu(gpu)) as opened:

@@ -81,10 +81,7 @@ def print_anywhere() -> None:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line for a person, or JSON for a machine.
-
-    A stderr that cannot be written (full disk, closed pipe) is ignored.
-    """
+    """Print a line for a person, or JSON for a machine; a full or closed stderr is ignored."""
     with contextlib.suppress(*((OSError, ValueError) if err else ())):
         click.echo(clean(text), file=sys.stderr if err else sys.stdout)
 

@@ -48,14 +48,10 @@ _MOST_ALONE = 0.95  # of the step's time in kernels run alone, below which it is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCosts:
-    """What everything costs.
-
-    Attributes:
-        risk: How sure that is; ``None`` where it is taken as certain.
-    """
+    """What everything costs."""
 
     table: CostTable
-    risk: Costs | None = None
+    risk: Costs | None = None  # how sure that is; None where it is taken as certain
 
     @classmethod
     def of(cls, risk: Costs) -> Self:

@@ -26,21 +26,15 @@ _WAITING_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class StageCosts:
-    """What the stages of a job cost.
+    """What the stages of a job cost."""
 
-    Attributes:
-        profiles: ``stage 0 forward``, ``stage 0 backward`` and so on; equal stages share theirs.
-        gpus: What stages were measured on; those that are left out, on what the first was.
-        evidence: How.
-        workload: What is trained.
-        warnings: What a reader must know.
-    """
-
+    # stage 0 forward, stage 0 backward and so on; equal stages share theirs
     profiles: dict[str, Profile]
+    # what stages were measured on; those that are left out, on what the first was
     gpus: dict[int, GpuInfo]
-    evidence: Evidence
-    workload: str
-    warnings: tuple[str, ...] = ()
+    evidence: Evidence  # how
+    workload: str  # what is trained
+    warnings: tuple[str, ...] = ()  # what a reader must know
 
 
 def stage_costs(

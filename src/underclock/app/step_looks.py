@@ -48,25 +48,17 @@ _ENDED = "the script ended before its step was captured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLook:
-    """How a script's steps are looked at, and where what was found goes.
+    """How a script's steps are looked at, and where what was found goes."""
 
-    Attributes:
-        name: The step's.
-        latest: Step that is looked at at the latest, counted from 0.
-        ranks: Those that train together.
-        clock: Times the steps.
-        phase: Called as each phase begins.
-        found: Called with each step found and PyTorch's trace of it, a better one each time; and
-            with a window of the step as it ran by itself, where its energy was read.
-        captured: Called with what runs the captured step's kernels, while the script is held.
-    """
-
-    name: str
-    latest: int
-    ranks: RankAgreement
-    clock: Clock
-    phase: Callable[[TracePhase], None]
+    name: str  # the step's
+    latest: int  # step that is looked at at the latest, counted from 0
+    ranks: RankAgreement  # those that train together
+    clock: Clock  # times the steps
+    phase: Callable[[TracePhase], None]  # called as each phase begins
+    # called with each step found and PyTorch's trace of it, a better one each time; and with a
+    # window of the step as it ran by itself, where its energy was read
     found: Callable[[Step, Mapping[str, Any] | None, Window | None], None]
+    # called with what runs the captured step's kernels, while the script is held
     captured: Callable[[CudaLauncher], None]
 
     def on_gpu(self) -> Looks:

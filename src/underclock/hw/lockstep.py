@@ -259,22 +259,13 @@ class RankAgreement:
     Each rank says a word and hears the words of all, in the order of the ranks; a rank that cannot
     go on says why, and every rank that asks then or later raises that. A process that trains alone
     is rank 0 of 1 and agrees with itself.
-
-    Args:
-        torch: PyTorch; the script may have made its ranks meet.
-        clock: Times the waiting.
-        longest_s: Longest wait for the word of another rank, in s.
-
-    Attributes:
-        number: This rank, from 0.
-        world: How many ranks the job has.
     """
 
     def __init__(self, torch: Any, clock: Clock, *, longest_s: float) -> None:
         self._clock = clock
-        self._longest_s = longest_s
+        self._longest_s = longest_s  # that it waits for the word of another rank
         self._words = 0
-        self.number, self.world = 0, 1
+        self.number, self.world = 0, 1  # which rank this is, and of how many
         self._store: Any = None
         if is_distributed(torch) and torch.distributed.get_world_size() > 1:
             self.number = int(torch.distributed.get_rank())

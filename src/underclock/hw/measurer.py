@@ -57,11 +57,7 @@ class _Tick:
 
 
 class GpuMeasurer:
-    """A measurer on a GPU, a launcher and a clock.
-
-    Attributes:
-        leases: Of the GPU's clocks; enter it around everything that holds some.
-    """
+    """A measurer on a GPU, a launcher and a clock; what holds clocks is inside of its `leases`."""
 
     def __init__(
         self,

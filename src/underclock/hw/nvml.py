@@ -64,11 +64,7 @@ def shown_by_cuda() -> tuple[str, ...]:
 
 
 class NvmlGpu:
-    """One GPU by index; inside an `nvml_session`. Opening and reading change nothing.
-
-    Attributes:
-        write: Sets a clock; by default directly, and through a guard where clocks outlive us.
-    """
+    """One GPU by index; inside an `nvml_session`. Opening and reading change nothing."""
 
     def __init__(self, index: int = 0) -> None:
         count = gpu_count()
@@ -76,6 +72,7 @@ class NvmlGpu:
             raise UsageError(f"there is no GPU {index}", hint=f"the driver lists {count}")
         self._index = index
         self._handle = call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
+        # Sets a clock: directly, and through a guard where clocks outlive us.
         self.write: Callable[[Setting, Value], None] = partial(write_setting, self._handle)
         self._most_mhz: int | None = None  # that any of its clocks can have; read when needed
 

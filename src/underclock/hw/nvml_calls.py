@@ -222,11 +222,7 @@ def set_by(what: str, function: Callable[..., Any], *arguments: object) -> None:
 
 
 def locked_mhz(handle: object, clock: int) -> tuple[int, int] | None:
-    """Return between which clocks a lock holds one; ``None`` where there is no lock.
-
-    Raises:
-        NotSupportedError: A real driver has no such call.
-    """
+    """Return between which clocks a lock holds one, ``None`` for none; only a simulator knows."""
     function = getattr(pynvml.nvmlLib, LOCKED_CLOCKS, None)
     if function is None:
         raise NotSupportedError(

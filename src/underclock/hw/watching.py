@@ -61,15 +61,12 @@ class EnergyCounter:
     A reading after which the counter would have fallen or leapt is looked at again at once. Where
     the next one goes on from the reading before, the odd one is dropped; where it goes on from the
     odd one, the counter did fall or leap, which the caller sees.
-
-    Attributes:
-        dropped: Readings that were.
     """
 
     def __init__(self, gpu: Gpu, clock: Clock, limit_w: float | None) -> None:
         self._gpu, self._clock, self._limit_w = gpu, clock, limit_w
         self._last: tuple[float, float] | None = None
-        self.dropped = 0
+        self.dropped = 0  # readings that were
 
     def energy_j(self) -> float:
         """Read it; the call may block for milliseconds."""
@@ -90,10 +87,7 @@ class EnergyCounter:
 
 
 class ClockWatch:
-    """A clock that reads the GPU's core clock while it sleeps, and never in between.
-
-    So what is read one call after the other, as a counter's step, is not disturbed.
-    """
+    """A clock that reads the GPU's core clock while it sleeps, so that no other reading is late."""
 
     def __init__(self, gpu: Gpu, clock: Clock) -> None:
         self._gpu = gpu

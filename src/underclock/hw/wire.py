@@ -250,16 +250,12 @@ def peer_of(connection: socket.socket) -> int:
 
 
 class Life:
-    """Whether a process has ended; children that it forked off may keep its connection open.
-
-    Args:
-        pid: Of the process; 0 is one of another container, which the kernel does not name.
-    """
+    """Whether a process has ended; children that it forked off may keep its connection open."""
 
     def __init__(self, pid: int) -> None:
         self.fds: tuple[int, ...] = ()
         self._over = False
-        if pid:
+        if pid:  # 0 is one of another container, which the kernel does not name
             try:
                 self.fds = (os.pidfd_open(pid),)
             except ProcessLookupError:

@@ -57,25 +57,20 @@ class SavedAgainst(StrEnum):
 
 
 class LedgerGpu(Record, frozen=True, kw_only=True):
-    """One GPU of one run.
+    """One GPU of one run."""
 
-    Attributes:
-        gpu: As `hashed` makes it of the board's UUID.
-        energy_j: Drawn in all of the run, but for ``untold_j``; ``None`` where that is not known.
-        auto_j: What ``energy_j`` would have been at auto, with its 95 % interval as far as the
-            comparison goes; ``None`` where that is unknown, as ``untold`` says.
-        untold_j: Drawn in steps whose saving is unknown, and ``untold_why``.
-    """
-
-    gpu: str
+    gpu: str  # as `hashed` makes it of the board's UUID
     name: str
     rank: _Count
     steps: _Count
+    # drawn in all of the run, but for untold_j; None where that is not known
     energy_j: _Amount | None
+    # what energy_j would have been at auto, with its 95 % interval as far as the comparison goes;
+    # None where that is unknown, as untold says
     auto_j: _Amount | None
     auto_interval_j: tuple[float, float] | None
     untold: str = ""
-    untold_j: _Amount = 0.0
+    untold_j: _Amount = 0.0  # drawn in steps whose saving is unknown, and untold_why
     untold_why: str = ""
 
     def __post_init__(self) -> None:
@@ -86,46 +81,33 @@ class LedgerGpu(Record, frozen=True, kw_only=True):
 
 
 class LedgerRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="ledger"):
-    """One run: a line of the ledger. It is written again as the run goes on; the last one counts.
-
-    Attributes:
-        job: What the user calls it, or the batch system; else the workload.
-        plan: Digest of the plan; empty for none.
-        began_s: Seconds since 1970, UTC.
-        evidence: Of the saving: the weaker of the run's own and of what it is measured against.
-    """
+    """One run: a line of the ledger, written again as the run goes on; the last one counts."""
 
     run: str
-    job: str
-    plan: str
-    began_s: _Date
+    job: str  # what the user calls it, or the batch system; else the workload
+    plan: str  # digest of the plan; empty for none
+    began_s: _Date  # seconds since 1970, UTC
     lasted_s: _Amount
+    # of the saving: the weaker of the run's own and of what it is measured against
     evidence: Evidence
     against: SavedAgainst
     gpus: tuple[LedgerGpu, ...]
 
 
 class SavedTotal(Record, frozen=True, kw_only=True):
-    """What some runs saved together, all of one evidence and one comparison.
+    """What some runs saved together, all of one evidence and one comparison."""
 
-    Attributes:
-        group: Job, GPU or month; empty for all.
-        energy_j: Drawn where the saving is known, in ``gpu_s`` of GPUs' time.
-        saved_j: Of that against auto, with its 95 % interval; negative where more was drawn.
-        untold_j: Drawn where the saving is unknown, and ``why``.
-    """
-
-    group: str
+    group: str  # job, GPU or month; empty for all
     evidence: Evidence
     against: SavedAgainst
     runs: int
     gpus: int
     gpu_s: float
     steps: int
-    energy_j: float
-    saved_j: float
+    energy_j: float  # drawn where the saving is known, in gpu_s of GPUs' time
+    saved_j: float  # of that against auto, with its 95 % interval; negative where more was drawn
     saved_interval_j: tuple[float, float]
-    untold_j: float
+    untold_j: float  # drawn where the saving is unknown, and why
     why: tuple[str, ...]
 
 

@@ -50,20 +50,12 @@ class Asker:
 
     It wakes the machine when it wants to be, calls take as long as the GPU's driver takes, and
     marks are seen when they are looked for. The machine knows nothing of what the clocks then do.
-
-    Args:
-        gpu: That it asks.
-        machine: What to ask for.
-        looks_s: How long after each mark it is seen; at once where nothing says.
-
-    Attributes:
-        flying: Launch that the last accepted change of each clock is for, until that happened.
-        stopped: Whether it asks for nothing more; a call under way is as if it had not been made.
     """
 
     def __init__(self, gpu: VirtualGpu, machine: Machine, looks_s: Iterator[float] | None) -> None:
+        # Launch that the last accepted change of each clock is for, until that happened.
         self.flying: dict[Domain, int] = {}
-        self.stopped = False
+        self.stopped = False  # a call under way is then as if it had not been made
         self._machine, self._gpu, self._looks_s = machine, gpu, looks_s
         self._page = 0, 0
         self._wakes_s, self._alarm = math.inf, 0

@@ -32,15 +32,7 @@ class BoundarySource(StrEnum):
 
 
 class StepBoundaries:
-    """Calls back in the thread that trains, at the end of each step of this process.
-
-    Args:
-        torch: PyTorch, imported by the script.
-        ended: Called at the end of each step.
-
-    Attributes:
-        source: What ends a step; ``None`` before the first end.
-    """
+    """Calls back in the thread that trains, at the end of each step of this process."""
 
     def __init__(self, torch: Any, ended: Callable[[], None]) -> None:
         global _current  # noqa: PLW0603 - one script runs in a process
@@ -51,7 +43,7 @@ class StepBoundaries:
         self._made = False  # an optimizer, whose steps are waited for
         self._backward_passes = 0
         self._inside = False  # of a scaler's or an optimizer's step that will end one
-        self.source: BoundarySource | None = None
+        self.source: BoundarySource | None = None  # what ends a step; None before the first end
         from torch.optim.optimizer import (  # noqa: PLC0415 - the user's own
             register_optimizer_step_post_hook,
         )

@@ -105,10 +105,7 @@ def is_constant(view: Any) -> bool:
 
 
 def candidates(torch: Any) -> list[Any]:
-    """Return the GPU's floating-point tensors that are no model's and no optimizer's.
-
-    Called before the capture, so that nothing the capture makes is among them.
-    """
+    """Return the GPU's floating-point tensors, before the capture, of no model or optimizer."""
     theirs: list[Any] = []
     for thing in holders(torch):
         if isinstance(thing, torch.nn.Module):

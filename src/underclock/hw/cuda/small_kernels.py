@@ -27,11 +27,7 @@ _SIDE = 4096  # of the hot product's matrices: 0.2 ms on an H200
 
 
 class CudaSmallKernels:
-    """Small kernels on PyTorch's current device; ``core_mhz`` is its highest core clock.
-
-    Raises:
-        NotSupportedError: There is no PyTorch with a CUDA device.
-    """
+    """Small kernels on PyTorch's current device; ``core_mhz`` is its highest core clock."""
 
     def __init__(self, core_mhz: int, torch: Any = None) -> None:
         try:

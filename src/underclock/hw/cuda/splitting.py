@@ -36,22 +36,17 @@ _CAPTURE_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_captu
 
 
 class Parts:
-    """The graphs of one step, in turn.
-
-    Attributes:
-        graphs: PyTorch's; the last one is still being captured between `begin` and `end`.
-        between: How often each operator ran between two parts.
-        sizes: Numbers that the host learned there, of which sizes may be made: lengths that depend
-            on data, and whole numbers that were read.
-    """
+    """The graphs of one step, in turn."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._pool = torch.cuda.graph_pool_handle()
         self._capturing = False
         self._kept: list[Any] = []  # the graphs read what was written between them
-        self.graphs: list[Any] = []
-        self.between: Counter[str] = Counter()
+        self.graphs: list[Any] = []  # the last is being captured between `begin` and `end`
+        self.between: Counter[str] = Counter()  # how often operators ran between two parts
+        # Numbers that the host learned there, of which sizes may be made: lengths that depend on
+        # data, and whole numbers that were read.
         self.sizes: set[int] = set()
 
     def begin(self) -> None:

@@ -30,15 +30,9 @@ _SIMPLE = (int, float, bool, str, bytes, type(None))
 class Snapshot:
     """Everything a step may change, as it was when this was made.
 
-    Tensors of a GPU are kept on it where the room allows, in the host's memory otherwise.
-
-    Args:
-        step: The function that will run; simple variables of its are kept as well.
-        known: Of an earlier moment; what it holds of a tensor is held here as well, not what the
-            tensor holds now. Two copies of a large model fit nowhere.
-
-    Attributes:
-        contents: Every storage that is kept, as bytes, and the copy of what it held.
+    Tensors of a GPU are kept on it where the room allows, in the host's memory otherwise. Simple
+    variables of the function that will run are kept as well. What a snapshot of an earlier moment
+    holds of a tensor is held here too, for two copies of a large model fit nowhere.
     """
 
     def __init__(

@@ -27,10 +27,7 @@ ROUNDING = 1e-9
 
 
 class Agenda:
-    """What happens at a set time: a clock that switches, a fault and its end.
-
-    Actions at one time are done in the order in which they were set down.
-    """
+    """What happens at a set time: a clock that switches, a fault and its end."""
 
     def __init__(self) -> None:
         self.next_s = math.inf

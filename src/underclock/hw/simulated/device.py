@@ -36,12 +36,7 @@ _STEADY_C = 0.5  # and recompute a capped clock
 
 
 class VirtualGpu:
-    """A GPU in virtual time.
-
-    Args:
-        seed: Of its noise, its calls' latencies and its switching jitter.
-        unit: Which GPU of that model; number 0 is exactly what the model says.
-    """
+    """A GPU in virtual time; unit 0 of a model is exactly what the model says."""
 
     def __init__(self, model: GpuModel, *, seed: int, unit: int = 0) -> None:
         self.model = model

@@ -60,12 +60,8 @@ class _Drawn:
 class RunTally:
     """Sums up the lines of a run's log, as they come.
 
-    Args:
-        plan: That is held; ``None`` where none is.
-        gpus: UUID and model of each local rank's GPU.
-        first: Rank of the first of them.
-        environment: Of the job.
-        shown: What the driver showed of a GPU so far; ``None`` where that is not known.
+    It is given UUID and model of each local rank's GPU, the rank of the first of them, and what the
+    driver showed of a GPU so far, if that is known.
     """
 
     def __init__(

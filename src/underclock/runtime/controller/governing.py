@@ -32,18 +32,13 @@ _ENDED = "the server ended, or governs no more"
 
 
 class Governing:
-    """Holds what a governor says on one GPU.
-
-    Attributes:
-        waits_on: The pipe from the server.
-        shown: What the driver showed so far.
-    """
+    """Holds what a governor says on one GPU."""
 
     def __init__(
         self, governor: Governor, setter: Setter, pipe: int, clock: Clock, gauges: Gauges
     ) -> None:
-        self.waits_on = (pipe,)
-        self.shown = TelemetryBuffer()
+        self.waits_on = (pipe,)  # from the server
+        self.shown = TelemetryBuffer()  # what the driver showed so far
         self._governor, self._setter, self._clock = governor, setter, clock
         self._gauges, self._began_s, self._read_s = gauges, clock.now_s(), 0.0
         self._steps = self._changes = 0

@@ -351,15 +351,12 @@ class Lock:
         self._to(LockState.REFUSED, at_s)
 
     def observe(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> bool:
-        """Compare with clocks read under load; return whether the state became another.
-
-        A clock that was given back is in force whatever it is.
-        """
+        """Compare with clocks read under load; return whether the state became another."""
         seen = mhz_of(clocks, self.domain)
         settled = self.state in {LockState.ACCEPTED, LockState.IN_FORCE, LockState.OVERRULED}
         if not settled or seen is None or ThrottleReason.GPU_IDLE in reasons:
             return False
-        if self.mhz is None:
+        if self.mhz is None:  # given back: it is in force whatever the clock is
             return self._to(LockState.IN_FORCE, at_s)
         recent = self._recent[self.mhz]
         if self._is(seen, self.mhz):

@@ -39,15 +39,7 @@ _NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: nobody waits 
 
 
 class Intervals:
-    """What lies between the marks of a timetable.
-
-    Attributes:
-        usual_s: From each mark to the next; the last one's to the step's end.
-        ahead_s: From the step's begin to each mark, and to its end.
-        step_s: How long a step usually takes.
-        longest_s: The longest of them.
-        spread: Standard deviation of the lengths of steps, as a fraction.
-    """
+    """What lies between the marks of a timetable."""
 
     def __init__(self, timetable: Timetable) -> None:
         self._table = timetable
@@ -56,7 +48,7 @@ class Intervals:
             lambda: deque(maxlen=REMEMBERED)
         )
         self._history = self._histories[None]  # of each step, by mark
-        self.spread = _FIRST_SPREAD
+        self.spread = _FIRST_SPREAD  # standard deviation of the lengths of steps, as a fraction
         self._take(self._planned_s)
 
     @property
@@ -65,11 +57,8 @@ class Intervals:
         return len(self._history)
 
     def follow(self, timetable: Timetable) -> None:
-        """Expect of another timetable what this one took against its plan; it is learned anew.
-
-        How long a rank of a job waits is as its plan says.
-        """
-        planned_s, busy = _between_s(timetable), timetable.busy
+        """Expect of another timetable what this one took against its plan; it is learned anew."""
+        planned_s, busy = _between_s(timetable), timetable.busy  # a rank waits as its plan says
         usual_s = [
             usual * new / old if old and (not busy or at in busy) else new
             for at, usual, new, old in zip(
@@ -130,8 +119,9 @@ class Intervals:
         self._take(usual_s)
 
     def _take(self, usual_s: list[float]) -> None:
-        self.usual_s = usual_s
+        self.usual_s = usual_s  # from each mark to the next; the last one's to the step's end
         self._into_s: dict[int, float] = {}
+        # From the step's begin to each mark, and to its end.
         self.ahead_s = list(itertools.accumulate(usual_s, initial=0.0))
         self.step_s = self.ahead_s[-1]
         self.longest_s = max(usual_s)
@@ -352,10 +342,7 @@ class Position:
 
     @property
     def unsure_s(self) -> float:
-        """How far off the next mark may be for not knowing how fast this step goes; one deviation.
-
-        It is finite only where the next mark's time is.
-        """
+        """How far off the next mark may be for the unknown pace of this step; one deviation."""
         return math.sqrt(self._pace_variance) * (self.next_mark_s() - self.at_s)
 
     def after_s(self, mark: int, at_s: float) -> float:

@@ -45,18 +45,10 @@ class Note(NamedTuple):
 
 
 class Governor:
-    """Chooses clocks for one GPU.
-
-    Args:
-        plan: The table.
-        latency_s: From asking for clocks until they run; nothing else is asked for meanwhile.
-
-    Attributes:
-        asked: Clocks that were asked for last.
-    """
+    """Chooses clocks for one GPU; while a change is under way nothing else is asked for."""
 
     def __init__(self, plan: ServingPlan, latency_s: float) -> None:
-        self.asked: Clocks = AUTO
+        self.asked: Clocks = AUTO  # last
         self._latency_s = latency_s
         self._buckets = {
             phase: sorted(

@@ -42,32 +42,21 @@ _STAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPoint:
-    """One plan of the frontier, as far as iterations show it.
+    """One plan of the frontier, as far as iterations show it."""
 
-    Attributes:
-        time_s: Of an iteration.
-        busy_s: What each rank computes in it.
-        clocks: Of each rank; none at auto.
-    """
-
-    time_s: float
-    busy_s: tuple[float, ...]
-    clocks: tuple[RankClocks, ...]
+    time_s: float  # of an iteration
+    busy_s: tuple[float, ...]  # what each rank computes in it
+    clocks: tuple[RankClocks, ...]  # of each rank; none at auto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What all ranks do from their next iteration on.
+    """What all ranks do from their next iteration on."""
 
-    Attributes:
-        generation: Greater than that of any order before.
-        points: Which plan of the frontier each rank follows; ``None`` leaves it to the driver.
-        words: Why, for the reader of the log.
-    """
-
-    generation: int
+    generation: int  # greater than that of any order before
+    # which plan of the frontier each rank follows; None leaves it to the driver
     points: tuple[int | None, ...]
-    words: str = ""
+    words: str = ""  # why, for the reader of the log
 
 
 def planned_points(plan: JobPlan) -> tuple[tuple[PlannedPoint, ...], int]:
@@ -111,20 +100,13 @@ class JobPolicy:
         plan: What is to be held.
         window: Iterations that the guard judges together; 0 for no guard.
         ahead: Iterations that ranks go on as before once there is an order.
-
-    Attributes:
-        points: The plans that orders name, fastest first.
-        chosen: Which of them is the plan's.
-        auto: What is planned where nothing is held.
-        order: In force; before every rank has armed, all are at auto.
-        over: Why all stay at auto from now on; empty before.
     """
 
     def __init__(self, plan: JobPlan, *, window: int = 20, ahead: int = 0) -> None:
-        self.points, self.chosen = planned_points(plan)
+        self.points, self.chosen = planned_points(plan)  # that orders name; which is the plan's
         ranks = plan.job.ranks
         self.order = Order(generation=0, points=(None,) * len(ranks))
-        self.over = ""
+        self.over = ""  # why all stay at auto from now on
         cost = plan.arm(Strategy.AUTO).cost
         if cost is None:
             raise AssertionError("a plan has it")

@@ -33,21 +33,16 @@ _SEEN = {InstructionKind.FORWARD, InstructionKind.BACKWARD, InstructionKind.WEIG
 
 
 class RankPart(Record, frozen=True, kw_only=True):
-    """What the controller of one rank is given; of a plan for one GPU, the first three say nothing.
+    """What the controller of one rank is given; of a plan for one GPU, three are empty."""
 
-    Attributes:
-        busy: Launches that begin what it computes.
-        quiet: Launches from one mark up to another in which it communicates.
-        auto_s: What each launch computes at auto; 0 where it waits or communicates.
-        sites: What can be seen of its iterations, and the launch that comes next.
-        schedules: By plan of the frontier, fastest first.
-    """
-
-    busy: tuple[int, ...] = ()
+    busy: tuple[int, ...] = ()  # launches that begin what it computes
+    # launches from one mark up to another in which it communicates
     quiet: tuple[tuple[int, int], ...] = ()
+    # what each launch computes at auto; 0 where it waits or communicates
     auto_s: tuple[float, ...] = ()
+    # what can be seen of its iterations, and the launch that comes next
     sites: tuple[MarkSite, ...]
-    schedules: tuple[ClockSchedule, ...]
+    schedules: tuple[ClockSchedule, ...]  # by plan of the frontier, fastest first
 
     @property
     def marks(self) -> tuple[int, ...]:

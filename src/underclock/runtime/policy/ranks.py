@@ -16,19 +16,12 @@ from underclock.runtime.policy.policy import Policy
 
 
 class JobRanks:
-    """Reports to the job's policy what ranks did, and has them do what it orders.
-
-    Attributes:
-        job: What decides.
-        peers: The policies of the ranks that are followed here.
-        label: What the job's guard lets be held.
-        next_s: When it wants to look at other machines.
-    """
+    """Reports to the job's policy what ranks did, and has them do what it orders."""
 
     def __init__(self, job: JobPolicy) -> None:
-        self.job, self.peers = job, list[RankPolicy]()
-        self.next_s = math.inf
-        self.label = job.stage.name.lower()
+        self.job, self.peers = job, list[RankPolicy]()  # of the ranks that are followed here
+        self.next_s = math.inf  # when it wants to look at other machines
+        self.label = job.stage.name.lower()  # what the job's guard lets be held
 
     @property
     def own(self) -> tuple[int, ...]:

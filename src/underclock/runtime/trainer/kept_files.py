@@ -51,18 +51,13 @@ def watch_libraries() -> None:
 
 
 class KeptFiles:
-    """Sets files aside before this process, or one that it forks, changes them.
-
-    Args:
-        listed: Path of the list; a line of JSON for each file: where it was, and where it is.
-        begun_ns: When the command began, as files have it: what was written since is the run's own.
-    """
+    """Sets files aside before this process, or one that it forks, changes them."""
 
     def __init__(self, listed: str, begun_ns: int) -> None:
-        self._listed = listed
+        self._listed = listed  # a line of JSON for each file: where it was, and where it is
         self._seen: set[str] = set()
         self._busy = False
-        self._begun_ns = begun_ns
+        self._begun_ns = begun_ns  # what was written since is the run's own
 
     def watch_libraries(self) -> None:
         """Look at what PyTorch and safetensors write where Python does not see the file opened."""
