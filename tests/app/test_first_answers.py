@@ -67,7 +67,7 @@ def test_answers_come_while_samples_are_taken(
     assert 1 < len(shown) < len(steps)
     made = plan(path, _GOAL)
     assert f"at {made.launch_clocks[0]}" in shown[-1]
-    assert ("more of GPU time would tell to ±" in shown[-1]) == bool(answers.more(made))
+    assert ("more of GPU time would measure it to ±" in shown[-1]) == bool(answers.more(made))
 
 
 def test_a_step_that_cannot_be_captured_is_planned_as_it_ran(

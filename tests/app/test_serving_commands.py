@@ -97,4 +97,4 @@ def test_doctor_says_that_a_real_driver_does_not_tell_of_locks(
     assert found["gpus"][0]["evidence"] == "measured"
     assert found["gpus"][0]["locked_core_mhz"] is None
     assert found["gpus"][0]["power_limit_w"] == 700.0
-    assert any("does not tell which clocks are locked" in note for note in found["notes"])
+    assert any("does not say which clocks are locked" in note for note in found["notes"])

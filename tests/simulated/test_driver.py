@@ -199,7 +199,7 @@ def test_locks_can_be_read_where_the_driver_is_simulated_only(rig: Rig) -> None:
     assert rig.gpu.locked_mhz(Domain.CORE) == (900, 900)
     assert rig.gpu.locked_mhz(Domain.MEMORY) == (5001, 5001)
     del rig.driver._functions[LOCKED_CLOCKS]  # noqa: SLF001 - as no real one has it
-    with pytest.raises(NotSupportedError, match="does not tell which clocks are locked"):
+    with pytest.raises(NotSupportedError, match="does not say which clocks are locked"):
         rig.gpu.locked_mhz(Domain.CORE)
 
 

@@ -26,7 +26,7 @@ from underclock.records import Evidence, GpuInfo, Record
 from underclock.records.latencies import Domain
 
 _LOCKS_UNKNOWN = (
-    "NVIDIA's driver does not tell which clocks are locked: locked_core_mhz and locked_mem_mhz are "
+    "NVIDIA's driver does not say which clocks are locked: locked_core_mhz and locked_mem_mhz are "
     "null whether they are or not"
 )
 

@@ -150,7 +150,7 @@ def _of_the_step(goal: Goal) -> Goal:
     """Return the goal for a step that ran whole only: one clock for all of it."""
     if goal.granularity is Granularity.PASS:
         raise UsageError(
-            "the step ran whole only, and whole steps do not tell which pass draws what: clocks "
+            "the step ran whole only, and whole steps do not show which pass draws what: clocks "
             "that change within it cannot be planned",
             hint="leave --granularity away: one clock for the whole step is planned",
         )

@@ -116,7 +116,9 @@ class Answers:
         more_s = (self._clock.now_s() - self._begun_s) * ((half / wanted) ** 2 - 1.0)
         if more_s <= 0.0:
             return ""
-        return f"about {format_duration(more_s)} more of GPU time would tell to ± {wanted:.1%}"
+        return (
+            f"about {format_duration(more_s)} more of GPU time would measure it to ± {wanted:.1%}"
+        )
 
 
 @contextmanager

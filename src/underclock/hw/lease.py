@@ -104,7 +104,7 @@ class ClockLeases:
             self._holder, self._accepted = None, False
 
     def _tell(self, error: BaseException | None) -> None:
-        """Say that clocks stay locked: beside the error there is, or as one."""
+        """Say that clocks stay locked: in a note to the error there is, or as one."""
         failure = self._failure
         if failure is None:
             return

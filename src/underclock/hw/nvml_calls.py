@@ -226,7 +226,7 @@ def locked_mhz(handle: object, clock: int) -> tuple[int, int] | None:
     function = getattr(pynvml.nvmlLib, LOCKED_CLOCKS, None)
     if function is None:
         raise NotSupportedError(
-            "NVIDIA's driver does not tell which clocks are locked",
+            "NVIDIA's driver does not say which clocks are locked",
             hint="compare running clocks under load with what was asked for",
         )
     low, high = ctypes.c_uint(), ctypes.c_uint()

@@ -187,7 +187,7 @@ class Driven:
 
 @dataclass(slots=True, kw_only=True)
 class _Told(LaunchLoop):
-    """A loop that tells of every launch that begins, and whose steps are of a length each."""
+    """A loop that reports every launch that begins, and whose steps are of a length each."""
 
     driven: Driven
     usual_noise: float
@@ -236,7 +236,7 @@ class ScheduledLauncher:
         """Keep launching the step from entry to exit."""
         if mix is not None or len(kernels) != len(self.schedule.clocks):
             raise ValueError(
-                f"the schedule is of {len(self.schedule.clocks)} launches and nothing beside them"
+                f"the schedule is of {len(self.schedule.clocks)} launches and nothing else"
             )
         with following(self.rig, kernels, self.schedule) as (loop, _):
             yield loop

@@ -108,7 +108,7 @@ def _recover(torch: Any) -> None:
     fails; a capture that succeeds sets that right.
     """
     wait_for_gpu(torch)
-    parts = Parts(torch)  # with memory of its own: that of the others is given back
+    parts = Parts(torch)  # with memory of its own: that of the earlier parts is given back
     with side_stream(torch):
         parts.begin()
         parts.end()
@@ -142,7 +142,7 @@ def streams_overridden(torch: Any) -> Iterator[None]:
     if override is None:
         yield
         return
-    before = torch._C._override_stale_capture_stream()  # noqa: SLF001 - nothing else tells
+    before = torch._C._override_stale_capture_stream()  # noqa: SLF001 - nothing else says it
     override(True)
     try:
         yield

@@ -9,7 +9,7 @@ from underclock.hw.cuda.driver import installed
 from underclock.hw.cuda.torch_step import recorded
 from underclock.records.work import LAUNCH_MARK, Operator
 
-_NO_WORK = {  # beside views: what allocates only, and what a host does
+_NO_WORK = {  # besides views: what allocates only, and what a host does
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"),
     *("_unsafe_view", "_reshape_alias", "lift_fresh", "_local_scalar_dense", "record_stream"),
     *("is_same_size", "wait_tensor", "_wrap_tensor_autograd"),
@@ -62,7 +62,7 @@ def _mode(torch: Any, operators: list[Operator]) -> Any:
         ) -> Any:
             kwargs = kwargs or {}
             if any(issubclass(each, FakeTensor) for each in types):
-                return function(*args, **kwargs)  # somebody asks for shapes only
+                return function(*args, **kwargs)  # a call for shapes only
             if any(each.__torch_dispatch__ is not plain for each in types):
                 return NotImplemented  # a tensor spread over ranks: what it does here comes next
             name = function._schema.name  # noqa: SLF001 - there is no other way to ask

@@ -55,7 +55,7 @@ def torch() -> Any:
 
 
 def check(what: str, result: tuple[Any, ...]) -> Any:
-    """Return what a driver call returned beside its error code."""
+    """Return what a driver call returned besides its error code."""
     code, *values = result
     if int(code) != 0:
         raise DeviceError(f"could not {what}: {code.name}")

@@ -21,7 +21,7 @@ from underclock.records import Kernel, Mix
 from underclock.records.work import Node, TracedActivity
 
 _MARK_S = 1e-6  # of each spin of a mark
-_WAITS = 0.02  # of a step, from which waiting for the host is told
+_WAITS = 0.02  # of a step, from which waiting for the host is noted
 
 
 @dataclass(slots=True, kw_only=True)

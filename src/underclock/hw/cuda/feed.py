@@ -174,7 +174,7 @@ class CudaLoop:
     clock: Clock  # the host's
     feed: Feed  # launches them
     round: Round  # what a round is made of
-    means: Means  # how it tells what launches took
+    means: Means  # what launches took, from a profile
     rounds: int  # rounds in a launch of the feed
     events: int  # kernels, memsets and copies in a launch of the feed
 

@@ -189,7 +189,7 @@ def chained(nodes: Sequence[GraphNode]) -> Iterator[Chain]:
 
 
 def _added(driver: Any, graph: Any, node: GraphNode, after: list[Any]) -> Any:
-    """Add a node to a graph, after others; return it, or ``None`` where it does no work."""
+    """Add a node to a graph, after some nodes; return it, or ``None`` where it does no work."""
     if node.node.kind is NodeKind.KERNEL:
         params = check("read a kernel", driver.cuGraphKernelNodeGetParams(node.handle))
         added = check("add a kernel", driver.cuGraphAddKernelNode(graph, after, len(after), params))

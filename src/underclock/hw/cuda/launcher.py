@@ -251,7 +251,7 @@ def _long_enough(
     """Build a graph of nodes repeated until it takes long enough; yield it, and how often."""
     with chained(nodes) as once:
         once_s = pace.agreed(_launched_s(torch, once))
-    if once_s * _TRIAL < _LAUNCH_S:  # too short to be told from what launching takes
+    if once_s * _TRIAL < _LAUNCH_S:  # too short against what launching takes
         with chained([*nodes] * _TRIAL) as several:
             once_s = pace.agreed(_launched_s(torch, several) / _TRIAL)
     count = min(max(1, _MOST_NODES // len(nodes)), max(1, math.ceil(_LAUNCH_S / once_s)))

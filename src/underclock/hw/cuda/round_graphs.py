@@ -64,7 +64,7 @@ def in_pieces(
     round_: Round,
     coload: Places,
 ) -> tuple[list[GraphNode], GraphLaunch]:
-    """Put co-load between the launches of a step; return what runs, and what tells it apart."""
+    """Put co-load between the launches of a step; return what runs, and its graph."""
     places = places_of(groups)
     step = [(node, places.get(index)) for index, node in enumerate(nodes)]
     launches = step * round_.mix.launches
@@ -105,7 +105,7 @@ class CudaCoLoad:
         self._idling: dict[int, list[GraphNode]] = {}
 
     def beside(self, round_: Round) -> Places:
-        """Return what runs beside the kernels of a round: the nodes of a launch of each place."""
+        """Return what runs with the kernels of a round: the nodes of a launch of each place."""
         mix = round_.mix
         places: Places = {}
         if mix.hot:
@@ -123,7 +123,7 @@ class CudaCoLoad:
             if side != _SIDES[0]:
                 self._notes["co-load"] = (
                     f"the heater is a product of {side}x{side} matrices: one of "
-                    f"{_SIDES[0]}x{_SIDES[0]} did not fit into memory beside the step"
+                    f"{_SIDES[0]}x{_SIDES[0]} did not fit into memory with the step"
                 )
         return self._hot
 
@@ -180,7 +180,7 @@ def first_that_fits(
     free, total = torch.cuda.mem_get_info()
     raise NoRoomError(
         f"the heater does not fit into memory: a product of {side}x{side} matrices takes "
-        f"{_MATRICES * _BYTES * side**2 / _MIB:.0f} MiB beside the step, and {free / _MIB:.0f} of "
+        f"{_MATRICES * _BYTES * side**2 / _MIB:.0f} MiB besides the step, and {free / _MIB:.0f} of "
         f"{total / _MIB:.0f} MiB are free",
         hint="lower the batch, or end other processes on this GPU; idling needs no memory",
     )

@@ -28,7 +28,7 @@ SHAPING = frozenset(
         "aten::unique_dim_consecutive",
     }
 )
-"""Operators whose result's shape depends on data; others are made of these."""
+"""Operators whose result's shape depends on data; further ones are made of these."""
 _COPY, _NUMBER = "aten::copy_", "aten::_local_scalar_dense"
 _SPLIT_ANYWAY = SHAPING | {_COPY, _NUMBER}
 _MOST_COUNTS = 4096  # of a tensor that may tell the host sizes; longer ones are data
@@ -53,7 +53,7 @@ class Parts:
         """Begin a part on the current stream, which must not be the default one."""
         graph = self._torch.cuda.CUDAGraph(keep_graph=True)
         self.graphs.append(graph)
-        # Relaxed: autograd's threads end parts that others began, and loaders pin memory meanwhile.
+        # Relaxed: threads of autograd end parts that another began, and loaders pin memory.
         graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
         self._capturing = True
 
@@ -106,7 +106,7 @@ class Parts:
         self._kept.append(thing)
 
     def learn(self, numbers: Iterable[object]) -> None:
-        """Note numbers that the host was told; those that are no sizes are passed over."""
+        """Note numbers that the host has read; those that are no sizes are passed over."""
         self.sizes.update(each for each in numbers if type(each) is int and each > 0)
 
     @property
@@ -281,7 +281,7 @@ def _timing(
     """
 
     def takes_time(event: Any) -> bool:
-        try:  # nothing else tells whether it was made with enable_timing
+        try:  # nothing else says whether it was made with enable_timing
             elapsed(event, event)
         except (RuntimeError, ValueError) as error:
             return "enable_timing" not in str(error)

@@ -199,7 +199,7 @@ def live_tensors(torch: Any) -> list[Any]:
 
 
 def wraps_others(torch: Any, tensor: Any) -> bool:
-    """Whether a tensor's numbers are held by others."""
+    """Whether a tensor's numbers are held by other tensors."""
     dispatch = torch.utils._python_dispatch  # noqa: SLF001 - there is no other way to ask
     return bool(dispatch.is_traceable_wrapper_subclass(tensor))
 

@@ -48,7 +48,7 @@ class Agenda:
 
 
 class Locks:
-    """Locks asked for, and followed some time later, of which `changed` is told."""
+    """Locks asked for, and followed some time later; `changed` is called then."""
 
     def __init__(
         self,

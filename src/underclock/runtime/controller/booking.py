@@ -211,7 +211,7 @@ class RunTally:
 
     def _promised(self, gpu: int, held: _Drawn) -> tuple[_Changes, str]:
         """Return what the plan promises, if steps were those that it is of; a job's by time."""
-        plan, tells, arm, cost = self._plan, "--arms auto,plan tells", self._arm, self._cost
+        plan, tells, arm, cost = self._plan, "--arms auto,plan measures it", self._arm, self._cost
         shown = self._shown(gpu)
         if arm is None or arm.energy_change is None or arm.energy_interval is None or cost is None:
             return {}, f"the plan's promise has no interval: {tells}"

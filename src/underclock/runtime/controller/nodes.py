@@ -58,7 +58,7 @@ class _Ordered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Link:
-    """A connection to another machine's controller, which nobody waits for."""
+    """A connection to another machine's controller, without waiting."""
 
     def __init__(self, connection: socket.socket, now_s: float) -> None:
         connection.setblocking(False)
@@ -140,7 +140,7 @@ class DecidingRanks(JobRanks):
         for link in list(self._links):
             try:
                 link.send(msgspec.to_builtins(told))
-            except Gone:  # it is noticed, and told of, when it is looked at next
+            except Gone:  # it is noticed when it is looked at next
                 continue
         return self.follow(order, label, at)
 
@@ -195,7 +195,7 @@ class DecidingRanks(JobRanks):
         )
 
     def close(self) -> None:
-        """Let all others see that this controller has ended."""
+        """Let all other machines see that this controller has ended."""
         for each in self._links:
             each.close()
         self._server.close()
@@ -213,7 +213,7 @@ class ToldRanks(JobRanks):
         except OSError as exc:
             raise DataError(
                 f"there is no host {address[0]}: {exc}",
-                hint="--leader names the machine with rank 0, as the others reach it",
+                hint="--leader names the machine with rank 0, as the other machines reach it",
             ) from exc
         self._socket: socket.socket | None = None  # that is about to connect
         self._link: _Link | None = None
@@ -243,7 +243,7 @@ class ToldRanks(JobRanks):
                 yield self._do(message)
         except (Gone, msgspec.ValidationError) as exc:
             if self._link is not None and not self._link.has_heard:
-                self.close()  # who answered was somebody else: it is tried again
+                self.close()  # another program answered: it is tried again
                 return
             yield self._leave(f"the machine that decides is lost: {exc}")
 

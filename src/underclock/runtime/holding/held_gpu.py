@@ -145,8 +145,8 @@ def holding(
         gpu: Where; a real GPU, or one that `underclock simulate` serves.
 
     Raises:
-        UsageError: The plan has nothing to hold, the GPU cannot be set from here, or somebody else
-            sets it.
+        UsageError: The plan has nothing to hold, the GPU cannot be set from here, or another
+            program sets it.
         DataError: The plan is for another GPU.
         DeviceError: The driver refuses.
     """
@@ -205,7 +205,7 @@ def governor(
         anyway: Whether another board of the plan's model will do.
 
     Raises:
-        UsageError: The GPU cannot be set from here, or somebody else sets it.
+        UsageError: The GPU cannot be set from here, or another program sets it.
         DataError: The plan is for another GPU, or holds clocks that this one does not list.
         DeviceError: The driver refuses.
     """
@@ -273,8 +273,8 @@ def applied(
         how: By default on the GPU that this process trains on.
 
     Raises:
-        UsageError: A plan without a schedule, no PyTorch, a GPU that somebody else sets, or a
-            process that `underclock run` holds already.
+        UsageError: A plan without a schedule, no PyTorch, a GPU that another program sets,
+            or a process that `underclock run` holds already.
         DataError: The plan is of another GPU, board, driver or limit.
         DeviceError: The GPU does not answer, or clocks may not be set.
     """

@@ -23,7 +23,7 @@ _ODD = 3.0  # medians: a call that hangs for seconds says nothing of the next
 _KEPT = 8  # boundaries remembered for calls that return after them
 _ROUNDING_S = 1e-12
 _MARGIN_S = 2e-3  # between a call's return and what must not be disturbed
-_LEAST_QUIET_S = 0.05  # a collective that takes longer than twice the usual time waits for others
+_LEAST_QUIET_S = 0.05  # a collective that takes longer than twice the usual time waits for a rank
 _WITHIN_MHZ = 15  # one bin of the core clock: what is read back may be the bin below
 _WITHIN = 0.02  # and of the memory's, whose bins are wide
 _TWICE = 2  # readings in a row that decide: one may fall on the very change
@@ -87,7 +87,7 @@ class _Seen:
         if len(lately_s) >= _ENOUGH:
             ordered_s, count = sorted(lately_s), len(lately_s)
             most_s = _ODD * ordered_s[count // 2]
-            few = bisect.bisect_right(ordered_s, most_s)  # the others count as the most
+            few = bisect.bisect_right(ordered_s, most_s)  # the rest counts as the most
             self.usual_s[key] = (sum(ordered_s[:few]) + (count - few) * most_s) / count
 
 
@@ -221,7 +221,7 @@ class ClockDomains:
             )
             domain = self.of[name]
             if self._disturbs(now_s, latencies.call_s(domain.change(domain.following))):
-                self._asks_s[name] = math.inf  # until a mark tells that it is over
+                self._asks_s[name] = math.inf  # until a mark shows that it is over
                 self._next_s = min(self._asks_s.values())
                 continue
             number = domain.newest(min(now_s, position.next_mark_s()), position, latencies)
@@ -397,7 +397,7 @@ def why(reasons: ThrottleReason) -> str:
 
 
 class Readings:
-    """Compares what the driver shows with locks, and tells latencies how long clocks took."""
+    """Compares what the driver shows with locks, and notes how long clocks took to change."""
 
     def __init__(self, locks: Mapping[Domain, Lock], latencies: Latencies) -> None:
         self._locks, self._latencies = locks, latencies

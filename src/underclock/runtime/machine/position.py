@@ -1,4 +1,4 @@
-"""Where a step is, told from marks that it passes, and when its later launches will begin.
+"""Where a step is, by marks that it passes, and when its later launches will begin.
 
 How long it usually is from one mark to the next is the median of the last steps, which an odd one
 does not move; until a step was seen it is the plan's. What was learned while one pair of clocks was
@@ -34,8 +34,8 @@ _ENOUGH = 5  # steps, to say that marks are not the plan's
 _ALIKE = 0.25  # of the step may lie between other marks: clocks change what launches take
 _TELLING = 0.1  # of a step: a jump over less may be a late look at the mark before, or a stall
 _CLOSELY = 16  # every so many steps all marks are looked at, where some would do
-_ALIKE_STEPS = 0.02  # what steps may differ by; of others one must see where they are
-_NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: nobody waits for it
+_ALIKE_STEPS = 0.02  # steps that differ by more must be seen where they are
+_NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: it is not waited for
 
 
 class Intervals:
@@ -168,7 +168,7 @@ class Position:
         self._next_s: float | None = None  # what `next_mark_s` returns; unknown once all moved
         self.pace = 1.0
         self.rounds = 0
-        self.counts: int | None = None  # number of the step of the last mark; None: nobody counts
+        self.counts: int | None = None  # step of the last mark; None: not counted
         self.first = 0  # number of the step that was seen first, less the rounds before it
         self.ended = 0  # steps that the last mark seen shows to have ended
         self.step_began_s = math.nan  # about when the step began that the last mark is of
@@ -238,7 +238,7 @@ class Position:
         return f"{apart:.0%} of the step lies between other marks than planned"
 
     def will_stall(self, at_s: float, stall_s: float) -> None:
-        """Expect that nothing executes for some time; what launches take is told without it."""
+        """Expect that nothing executes for some time; what launches take is without it."""
         if stall_s > 0.0:
             self._next_s = None
             self._stalls.expect(at_s, stall_s)
@@ -303,7 +303,7 @@ class Position:
         ended, self.counts = (steps - self.counts) % STEPS, steps
         if at_least <= ended < STEPS // 2:
             return ended
-        self.counts = None  # marks that nobody numbers, as where a graph is replayed unseen
+        self.counts = None  # marks without numbers, as where a graph is replayed unseen
         return at_least
 
     def _usual_s(self, mark: int, later: int, ended: int) -> float:
@@ -394,7 +394,7 @@ class Position:
     def _follow(self, took_s: float, usual_s: float) -> None:
         """Learn from one stretch how fast this step goes; how long a rank waits does not tell."""
         if usual_s <= 0.0 or (self._busy and self.mark not in self._busy):
-            return  # its marks usually come at one time, or others made it wait
+            return  # its marks usually come at one time, or another rank made it wait
         off_s = took_s - self.pace * usual_s
         self._off_s.append(off_s)
         variance = usual_s**2 * self._pace_variance + self._noise_s**2

@@ -125,7 +125,7 @@ class JobPolicy:
         self._falls = 0  # orders back to a faster pace
         self._asked = 0  # windows in a row that want a slower one
         self._share = 1.0  # of that, what the job's iterations show
-        self._target = 1.0  # how slow the others may be for it, of the chosen plan's time
+        self._target = 1.0  # how slow the other replicas may be for it, of the chosen plan's time
         self._pace = 1.0  # how slow iterations are for it
 
     @property
@@ -219,8 +219,8 @@ class JobPolicy:
         changed = abs(target - self._target) > _SLOW / 2 or (most == 0.0) != (not self._slow)
         slower = bool(slow) and (target > self._target or not self._slow)
         if changed and slower:
-            # A replica may be slower than others at their plan and not at the slower one that they
-            # take for it: without more windows after each order back, orders would have no end.
+            # A replica may be slower than the rest at their plan and not at the slower one which
+            # they take for it: without more windows after each order back, orders would not end.
             self._asked += 1
             if self._asked < min(1 << max(self._falls - 1, 0), _MOST_PATIENCE):
                 return ""
@@ -230,7 +230,7 @@ class JobPolicy:
             return ""
         self._falls += not slower
         self._target = target
-        return self._straggler() or "no replica is slower than the others any more"
+        return self._straggler() or "no replica is slower than the other replicas any more"
 
     def _straggler(self) -> str:
         """Say which replica sets the pace; empty where none does."""

@@ -115,7 +115,7 @@ def observed_part() -> RankPart:
 
 
 def digest_of(plan: Record | None) -> str:
-    """Return what tells a plan from another one, or from none, in hexadecimal."""
+    """Return a digest of a plan, or of none, in hexadecimal."""
     body = msgspec.json.encode(plan, order="deterministic")
     return hashlib.sha256(body).hexdigest()
 

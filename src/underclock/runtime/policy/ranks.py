@@ -89,7 +89,7 @@ class RankPolicy(Policy):
         return self._point is not None
 
     def passed(self, step: PassedStep) -> str:
-        """Tell the job of an iteration; one that may be several tells nothing."""
+        """Report an iteration to the job; one that may be several says nothing."""
         iteration = self._machine.position.first + step.number + step.steps
         if self._next is not None and iteration >= self._next[0]:
             self.take_up(self._next[1])

@@ -151,8 +151,8 @@ class Pace:
     Who comes next waits for the step that runs, and for clocks to rise. What is aimed at is below
     the target, by as much as keeps the wanted share of requests in time: an aim falls a little with
     each that was late, and rises with each that was not by as much less as more are to be in time
-    than late (Robbins and Monro, 1951). It falls no further than where slowing makes nobody late:
-    who is late below that met too many requests for any clock.
+    than late (Robbins and Monro, 1951). It falls no further than where slowing makes none late: one
+    that is late below that met too many requests for any clock.
 
     Args:
         tpot_s: Most time per output token of a request, in s.

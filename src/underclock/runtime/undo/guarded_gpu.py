@@ -86,7 +86,7 @@ def notes_on_others(proc: Path = _PROC) -> tuple[str, ...]:
         try:
             if path.read_text().strip() == _DCGM:
                 notes.append(
-                    f"DCGM's host engine runs here (process {path.parent.name}): where somebody "
+                    f"DCGM's host engine runs here (process {path.parent.name}): where a user "
                     "gave it a configuration (`dcgmi config --get` shows it), it may set clocks "
                     "and limits again"
                 )
@@ -119,7 +119,7 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
     if journal is None:
         return Undone(gpu.uuid)
     if journal.boot != boot_id():
-        why = f"the journal {file.path} is of an earlier boot, which ended all that it tells of"
+        why = f"the journal {file.path} is of an earlier boot, which ended all that it lists"
         return Undone(gpu.uuid, (f"{why}: it is set aside as *.earlier",))
     back = {setting: journal.found[setting] for setting in journal.changed}
     return Undone(gpu.uuid, *_put_back(gpu, back))
@@ -177,7 +177,7 @@ class GuardedGpu:
                 raise UsageError(
                     f"GPU {self.uuid} still has what an earlier run set: "
                     f"{'; '.join(self.recovered.failed)}",
-                    hint="run `underclock restore` as whoever may set this GPU",
+                    hint="run `underclock restore` as a user who may set this GPU",
                 )
             self._file.remove()
             found = {setting: gpu.read(setting) for setting in Setting}

@@ -76,7 +76,8 @@ def _checked(folder: Path, *, mode: int = 0o700) -> Path:
             continue  # a sticky folder prevents that; above a user's own, he decides
         if found.st_uid not in {0, os.geteuid()} or found.st_mode & _OTHERS_WRITE:
             raise NotPermittedError(
-                f"others may write to {each}, so locks and journals in {folder} cannot be trusted",
+                f"other users may write to {each}, so locks and journals in {folder} cannot be "
+                "trusted",
                 hint=f"chmod go-w {each} as its owner, or {hint}",
             )
     return folder
@@ -93,7 +94,7 @@ def open_trusted(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int
     wrong = {
         "it is no file": not stat.S_ISREG(found.st_mode),
         f"it is of user {found.st_uid}": found.st_uid not in {0, os.geteuid()},
-        "others may write to it": bool(found.st_mode & _OTHERS_WRITE),
+        "other users may write to it": bool(found.st_mode & _OTHERS_WRITE),
         f"it has {found.st_nlink} names": found.st_nlink != 1,
         f"it has {found.st_size} bytes": found.st_size > MOST_BYTES,
     }
@@ -205,7 +206,7 @@ def _opened(path: Path) -> int:
     except OSError as exc:
         raise NotPermittedError(
             f"cannot open the lock {path}: {exc.strerror}",
-            hint="remove it if no run has this GPU, or run as whoever set it",
+            hint="remove it if no run has this GPU, or run as the user who set it",
         ) from exc
 
 

@@ -126,7 +126,7 @@ def test_replicas_take_the_plan_of_a_straggler_within_20_iterations(
     job_.slower = [1.0] * 4
     job_.train(20)
     assert job_.policy.order.points == (0, 0, 0, 0)
-    assert "slower than the others any more" in job_.policy.order.words
+    assert "slower than the other replicas any more" in job_.policy.order.words
     assert job_.policy.stage is Stage.PLAN
 
 

@@ -200,7 +200,7 @@ def test_root_does_not_trust_a_folder_below_another_users(
     monkeypatch.setenv(RUNTIME_DIR, str(as_nobody.folder / "mine"))
     (as_nobody.folder / "mine").mkdir(mode=0o700)
 
-    with pytest.raises(NotPermittedError, match="others may write to"):
+    with pytest.raises(NotPermittedError, match="other users may write to"):
         runtime_folder()
 
 
