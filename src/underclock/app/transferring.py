@@ -159,7 +159,7 @@ def transfer(
         own = confirm.measured(to, found, made)
         found = carried(sample_set, to, confirmed=own)
         made = decided(found.sample_set, wanted, PlanCosts.of(found.estimated), switching)
-    record = found.told
+    record = found.matches
     if anew is not None:
         own = read_samples(anew)
         if (unlike := own.unlike(found.sample_set)) is not None:

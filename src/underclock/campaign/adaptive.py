@@ -74,9 +74,20 @@ def worth_of_samples(
     # A free core clock says nothing to the fit, however often it is asked.
     locked = np.array([clocks.core_mhz is not None for clocks in table.settings])
     time2, power2 = fit.posterior.noise**2
+    # How often each kernel was looked at near each setting. Shape (K, S).
+    names = [k.name for k in table.kernels]
+    place = {name: k for k, name in enumerate(names)}
+    core = np.log([float(clocks.core_mhz or np.inf) for clocks in table.settings])
+    mem = np.array([clocks.mem_mhz or 0 for clocks in table.settings])
+    looked = np.zeros((len(names), len(table.settings)))
+    for (name, clocks), times in taken.items():
+        if name in place and clocks.core_mhz is not None:
+            away = (core - np.log(clocks.core_mhz)) / _NEAR
+            near = np.exp(-0.5 * np.minimum(away, 1e3) ** 2) * (mem == (clocks.mem_mhz or 0))
+            looked[place[name]] += times * near
     looks = Looks(
         measurable=fit.measurable & locked & fit.holds_alone & unused(table.settings),
-        count=_looks(table.settings, [k.name for k in table.kernels], taken),
+        count=looked,
         noise=np.sqrt([time2, time2 + power2]),
     )
     plans = [choose_kernels(table, goal, costs) for goal in goals]
@@ -116,22 +127,6 @@ def worth_of_rows(fit: Estimate, known: CostTable, goals: Sequence[Goal]) -> Wor
         start=np.zeros(time_s.shape),
     )
     return Worth(per_s=gains, unsure=0.0, half_width=0.0)
-
-
-def _looks(
-    settings: Sequence[Clocks], names: Sequence[str], taken: Mapping[tuple[str, Clocks], int]
-) -> Floats:
-    """Return how often each kernel was looked at near each setting. Shape (K, S)."""
-    place = {name: k for k, name in enumerate(names)}
-    core = np.log([float(clocks.core_mhz or np.inf) for clocks in settings])
-    mem = np.array([clocks.mem_mhz or 0 for clocks in settings])
-    looks = np.zeros((len(names), len(settings)))
-    for (name, clocks), times in taken.items():
-        if name in place and clocks.core_mhz is not None:
-            away = (core - np.log(clocks.core_mhz)) / _NEAR
-            near = np.exp(-0.5 * np.minimum(away, 1e3) ** 2) * (mem == (clocks.mem_mhz or 0))
-            looks[place[name]] += times * near
-    return looks
 
 
 def promise_spread(costs: Costs, goals: Sequence[Goal], plans: Sequence[Ints | None]) -> float:
@@ -343,7 +338,14 @@ class Adaptive(WindowPolicy):
         ]
         if not locked:
             return []
-        settings, per_kernel = self._initial_design(locked)
+        top = max([float(c.core_mhz) for c in locked if c.core_mhz] or [1.0])
+        core = np.array([float(c.core_mhz or top) for c in locked])
+        mem = np.array([float(c.mem_mhz or 1.0) for c in locked])
+        memories = len(set(mem.tolist()))
+        points = max(_SHARED_POINTS, math.ceil((_LEAST_ROWS + memories) / len(self._kernels)))
+        chosen = spread_out(core, mem, points)
+        settings = [locked[i] for i in chosen.tolist()]
+        per_kernel = _points_each(self._campaign, len(self._kernels), points)
         wanted = []
         for k, kernel in enumerate(self._kernels):
             # Where each gets few, kernels get different ones: what they share is learned from all.
@@ -352,16 +354,6 @@ class Adaptive(WindowPolicy):
             answers = [c for c in mine if self._bench.can_measure(kernel, c)]
             wanted += [self._kernel(kernel, clocks) for clocks in answers[:per_kernel]]
         return wanted
-
-    def _initial_design(self, locked: Sequence[Clocks]) -> tuple[list[Clocks], int]:
-        top = max([float(c.core_mhz) for c in locked if c.core_mhz] or [1.0])
-        core = np.array([float(c.core_mhz or top) for c in locked])
-        mem = np.array([float(c.mem_mhz or 1.0) for c in locked])
-        memories = len(set(mem.tolist()))
-        points = max(_SHARED_POINTS, math.ceil((_LEAST_ROWS + memories) / len(self._kernels)))
-        chosen = spread_out(core, mem, points)
-        per_kernel = _points_each(self._campaign, len(self._kernels), points)
-        return [locked[i] for i in chosen.tolist()], per_kernel
 
     def _more(self) -> Iterator[Wanted]:
         """Return one new clock pair a kernel, where samples are too few to fit."""
@@ -394,7 +386,27 @@ class Adaptive(WindowPolicy):
             max(1, len(self._kernels) // _ROUNDS_A_KERNEL, len(samples.samples) // _MORE)
         )
         wanted = [self._kernel(self._kernels[k], fit.costs.table.settings[c]) for k, c in best]
-        wanted += [*self._reference(fit), *self._baseline_again(fit, exact=samples.is_exact)]
+        reference: list[Wanted] = []
+        if self._runs:
+            longest = int(np.argmax(fit.costs.table.energy_j[:, -1]))
+            kernel = self._kernels[longest]
+            seen = [
+                c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto
+            ]
+            reference = [self._kernel(kernel, seen[0])] if seen else []
+        # The kernels to run at auto once more, where no whole step says what it costs.
+        baseline_again: list[Wanted] = []
+        if not (self._whole or samples.is_exact) and self._rests_on_baseline(fit):
+            variance = _auto_variance(fit)
+            again = [
+                k
+                for k in np.argsort(-variance).tolist()
+                if variance[k] >= variance.mean()
+                and self._has_more(self._kernels[k], self._baseline)
+            ]
+            most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
+            baseline_again = [self._kernel(self._kernels[k], self._baseline) for k in again[:most]]
+        wanted += [*reference, *baseline_again]
         some = self._in_random_order(wanted)
         if some and self._whole and self._rests_on_baseline(fit):
             # Kernels one by one leave the GPU cooler than the step does.
@@ -408,27 +420,6 @@ class Adaptive(WindowPolicy):
             for c, clocks in enumerate(settings):
                 unused[k, c] = self._has_more(kernel, clocks)
         return unused
-
-    def _reference(self, fit: Estimate) -> list[Wanted]:
-        if not self._runs:
-            return []
-        longest = int(np.argmax(fit.costs.table.energy_j[:, -1]))
-        kernel = self._kernels[longest]
-        seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
-        return [self._kernel(kernel, seen[0])] if seen else []
-
-    def _baseline_again(self, fit: Estimate, *, exact: bool) -> list[Wanted]:
-        """Return the kernels to run at auto once more, where no whole step says what it costs."""
-        if self._whole or exact or not self._rests_on_baseline(fit):
-            return []
-        variance = _auto_variance(fit)
-        again = [
-            k
-            for k in np.argsort(-variance).tolist()
-            if variance[k] >= variance.mean() and self._has_more(self._kernels[k], self._baseline)
-        ]
-        most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
-        return [self._kernel(self._kernels[k], self._baseline) for k in again[:most]]
 
     def _has_more(self, kernel: Kernel, clocks: Clocks) -> bool:
         """Whether a GPU is asked, or a table that has runs of a row which were not yet given."""

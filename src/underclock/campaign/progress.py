@@ -150,7 +150,7 @@ def warming_s(measuring: MeasurementSettings) -> float:
 
 
 class TimeLeft:
-    """Tells how much longer the first measurements take, and then what follows.
+    """Says how much longer the first measurements take, and then what follows.
 
     Args:
         expected: Before anything ran.

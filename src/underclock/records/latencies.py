@@ -207,7 +207,14 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
                 f"the latencies have no switch of the {domain} clock",
                 hint="leave that clock at auto: a GPU that cannot lock it cannot be measured",
             )
-        near = _around(to_mhz, known) or known
+        # What stands for a target: itself, its sampled neighbours on both sides, or all.
+        near = known
+        if to_mhz in known:
+            near = (to_mhz,)
+        elif to_mhz is not None:
+            below = [mhz for mhz in known if mhz is not None and mhz < to_mhz][-1:]
+            above = [mhz for mhz in known if mhz is not None and mhz > to_mhz][:1]
+            near = (*below, *above) or known
         return max((self._slowest_to(domain, mhz) for mhz in near), key=_until_there_s)
 
     def targets(self, domain: Domain) -> tuple[int | None, ...]:
@@ -267,13 +274,3 @@ def changed(before: Clocks, after: Clocks) -> tuple[tuple[Domain, int | None, in
     """Return which clocks differ, core first, and from what to what."""
     both = ((domain, mhz_of(before, domain), mhz_of(after, domain)) for domain in Domain)
     return tuple(change for change in both if change[1] != change[2])
-
-
-def _around(to_mhz: int | None, sampled: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """Return the sampled targets that stand for one: itself, or its neighbours on both sides."""
-    if to_mhz in sampled or to_mhz is None:
-        return (to_mhz,) if to_mhz in sampled else ()
-    numbers = [mhz for mhz in sampled if mhz is not None]
-    below = [mhz for mhz in numbers if mhz < to_mhz][-1:]
-    above = [mhz for mhz in numbers if mhz > to_mhz][:1]
-    return (*below, *above)

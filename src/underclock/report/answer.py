@@ -114,17 +114,21 @@ def switching_sentence(plan: Plan) -> str | None:
         ``None`` where no clocks change and no latency was asked for.
     """
     if plan.schedule is not None:
-        return f"{_schedule_sentence(plan, plan.schedule)}{_bound_sentence(plan)}"
+        free = plan.arm(plan.bound or plan.chosen)
+        if no_change(free):
+            bound_sentence = " Free switching would save nothing within this budget either."
+        elif plan.bound is None:
+            bound_sentence = ""
+        else:
+            changes = changes_text(free.energy_change, free.time_change)
+            bound_sentence = f" With free switching, a bound: {changes} ({arm_title(free.name)})."
+        return f"{_schedule_sentence(plan, plan.schedule)}{bound_sentence}"
     if gives_nothing(plan):
         return None
     if plan.bound is None:
         return "One clock pair holds for the whole step, so no clocks change during it."
     bound = "Changing clocks is taken as free, so this is a bound on what a GPU can follow."
-    return f"{bound} {_safe(plan)}"
-
-
-def _safe(plan: Plan) -> str:
-    """Say what is left of a bound: at latencies that GPUs have, and with one clock pair for all."""
+    # Say what is left of a bound: at latencies that GPUs have, and with one clock pair for all.
     known = "`--latency` says what is achievable."
     if plan.latency_curve:
         at = " and ".join(
@@ -134,9 +138,11 @@ def _safe(plan: Plan) -> str:
         known = f"How long {plan.gpu.name} takes is not known: it would be {at}."
     fixed = plan.find(Strategy.BEST_FIXED)
     if fixed is None or no_change(fixed):
-        return known
-    one = changes_text(fixed.energy_change, fixed.time_change)
-    return f"{known} Whatever it is, the best fixed clock gives {one}."
+        safe = known
+    else:
+        one = changes_text(fixed.energy_change, fixed.time_change)
+        safe = f"{known} Whatever it is, the best fixed clock gives {one}."
+    return f"{bound} {safe}"
 
 
 def _schedule_sentence(plan: Plan, schedule: ClockSchedule) -> str:
@@ -151,16 +157,6 @@ def _schedule_sentence(plan: Plan, schedule: ClockSchedule) -> str:
         return text
     changes = changes_text(best.energy_change, best.time_change)
     return f"{text} Where clocks take {duration_text(best.latency_s)} to change: {changes}."
-
-
-def _bound_sentence(plan: Plan) -> str:
-    free = plan.arm(plan.bound or plan.chosen)
-    if no_change(free):
-        return " Free switching would save nothing within this budget either."
-    if plan.bound is None:
-        return ""
-    changes = changes_text(free.energy_change, free.time_change)
-    return f" With free switching, a bound: {changes} ({arm_title(free.name)})."
 
 
 def strict_sentence(plan: Plan) -> str | None:

@@ -235,7 +235,14 @@ def draw(chart: Chart, width_px: int) -> str:
     low, high = chart.x_limits or padded([x for s in chart.series for x, _ in s.points])
     most = 8 if right_px - left_px > 400 else 4  # noqa: PLR2004 - a telephone's width
     x = Axis(low, high, left_px, right_px, round_ticks(low, high, most, signed=chart.signed))
-    parts = [*swatches, *_shade(chart, x, y), *_grid(chart, x, y)]
+    # Shade what is beyond a place; its name stands at the top, where no frontier comes.
+    shade: list[str] = []
+    if chart.shade is not None:
+        top, bottom = sorted((y.start_px, y.end_px))
+        box = Box(x.px(chart.shade.start), top, x.end_px, bottom)
+        words = text(x.end_px - 6, top + 15, chart.shade.text, anchor="end")
+        shade = [rectangle(box, 'fill-opacity="0.07"'), f'<g opacity="0.75">{words}</g>']
+    parts = [*swatches, *shade, *_grid(chart, x, y)]
     parts += [part for series in chart.series for part in _series(series, x, y)]
     parts += _labels(chart, x, y)
     axes = " ".join(f'data-{name}="{axis.written}"' for name, axis in (("x", x), ("y", y)))
@@ -250,16 +257,6 @@ def figure(chart: Chart) -> str:
 def both(drawn: Callable[[int], str]) -> str:
     """Return a drawing for wide pages and one for telephones; a page shows the one that fits."""
     return f'<div class="wide">{drawn(_WIDE_PX)}</div><div class="narrow">{drawn(_NARROW_PX)}</div>'
-
-
-def _shade(chart: Chart, x: Axis, y: Axis) -> list[str]:
-    """Shade what is beyond a place; its name stands at the top, where no frontier comes."""
-    if chart.shade is None:
-        return []
-    top, bottom = sorted((y.start_px, y.end_px))
-    box = Box(x.px(chart.shade.start), top, x.end_px, bottom)
-    words = text(x.end_px - 6, top + 15, chart.shade.text, anchor="end")
-    return [rectangle(box, 'fill-opacity="0.07"'), f'<g opacity="0.75">{words}</g>']
 
 
 def _grid(chart: Chart, x: Axis, y: Axis) -> list[str]:
@@ -293,7 +290,19 @@ def _series(series: Series, x: Axis, y: Axis) -> list[str]:
         ]
         return [f'<polyline points="{line}" {look}/>' for line in lines]
     if len(places) > _MANY and not series.notes:
-        return [_markers(places, series)]
+        # Draw many symbols as one path; what each says on hovering would be longer than the page.
+        size = _SYMBOL_PX / 2
+        if series.symbol in _CAPS:
+            dots = "".join(f"M{px(a)} {px(b)}h0" for a, b in places)
+            look = f'stroke-width="{2 * size:g}" stroke-linecap="{_CAPS[series.symbol]}"'
+            markers = f'<path d="{dots}" stroke="{series.colour}" {look}/>'
+        else:
+            shape = [(size * a, size * b) for a, b in _CORNERS[series.symbol]]
+            moves = [(c - a, d - b) for (a, b), (c, d) in itertools.pairwise(shape)]
+            (a0, b0), outline = shape[0], "".join(f"l{px(a)} {px(b)}" for a, b in moves)
+            path = "".join(f"M{px(a + a0)} {px(b + b0)}{outline}" for a, b in places)
+            markers = f'<path d="{path}" fill="{series.colour}"/>'
+        return [markers]
     notes = series.notes or tuple(f"{a:.4g}, {b:.4g}" for a, b in series.points)
     return [
         _marker(place, series, f"{series.name}: {note}")
@@ -304,20 +313,6 @@ def _series(series: Series, x: Axis, y: Axis) -> list[str]:
 def _stroke(series: Series) -> str:
     dashed = ' stroke-dasharray="7 4"' if series.dashed else ""
     return f'stroke="{series.colour}" stroke-width="2.5"{dashed}'
-
-
-def _markers(places: Sequence[tuple[float, float]], series: Series) -> str:
-    """Draw many symbols as one path; what each says on hovering would be longer than the page."""
-    size = _SYMBOL_PX / 2
-    if series.symbol in _CAPS:
-        dots = "".join(f"M{px(a)} {px(b)}h0" for a, b in places)
-        look = f'stroke-width="{2 * size:g}" stroke-linecap="{_CAPS[series.symbol]}"'
-        return f'<path d="{dots}" stroke="{series.colour}" {look}/>'
-    shape = [(size * a, size * b) for a, b in _CORNERS[series.symbol]]
-    moves = [(c - a, d - b) for (a, b), (c, d) in itertools.pairwise(shape)]
-    (a0, b0), outline = shape[0], "".join(f"l{px(a)} {px(b)}" for a, b in moves)
-    path = "".join(f"M{px(a + a0)} {px(b + b0)}{outline}" for a, b in places)
-    return f'<path d="{path}" fill="{series.colour}"/>'
 
 
 def _marker(place: tuple[float, float], series: Series, note: str = "") -> str:

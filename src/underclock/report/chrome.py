@@ -34,7 +34,7 @@ def step_trace(plan: Plan) -> str:
     all of its values are known. Stalls of changing clocks are in no launch.
 
     Raises:
-        DataError: Nobody knows in which order the step launches its kernels.
+        DataError: The order in which the step launches its kernels is unknown.
     """
     if not plan.order:
         raise DataError(

@@ -55,8 +55,15 @@ def plan_tables(plan: Plan, *, brief: bool = False) -> tuple[RenderableType, ...
 
     Briefly, the answer and the arms.
     """
-    fixed = _fixed_lines(plan)
-    first, last = (fixed, ()) if fixed_is_enough(plan) else ((), fixed)
+    fixed: list[Text] = []
+    sentence = fixed_sentence(plan)
+    if sentence is not None and plan.fixed is not None:
+        if can_be_held_by_hand(plan):
+            sentence += f"; to hold it on GPU 0 (undo: {undo_command(plan.fixed)})"
+            # Never wrapped, for these lines are to be pasted.
+            fixed = [Text(f"  {line}", no_wrap=True) for line in hold_commands(plan.fixed)]
+        fixed.insert(0, Text(sentence))
+    first, last = (fixed, []) if fixed_is_enough(plan) else ([], fixed)
     parts = [*_answer(plan), *first]
     more = _latency_tables(plan)
     if all(no_change(arm) for arm in plan.arms):
@@ -79,19 +86,6 @@ def _answer(plan: Plan) -> tuple[RenderableType, ...]:
         strict_sentence(plan),
     )
     return (Text(headline(plan), style="bold"), *(Text(line) for line in lines if line is not None))
-
-
-def _fixed_lines(plan: Plan) -> tuple[RenderableType, ...]:
-    sentence = fixed_sentence(plan)
-    if sentence is None or plan.fixed is None:
-        return ()
-    if not can_be_held_by_hand(plan):
-        return (Text(sentence),)
-    return (
-        Text(f"{sentence}; to hold it on GPU 0 (undo: {undo_command(plan.fixed)})"),
-        # Never wrapped, for these lines are to be pasted.
-        *(Text(f"  {line}", no_wrap=True) for line in hold_commands(plan.fixed)),
-    )
 
 
 def arms_table(plan: Plan) -> Table:

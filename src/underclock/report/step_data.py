@@ -330,7 +330,14 @@ def _bands(packer: Packer, plan: Plan) -> list[Packed]:
         (title, plan.headline, _planned(plan)),
         (f"At {auto_word(plan)}", plan.arm("auto"), at_auto(plan)),
     ]
-    groups, bands = _groups(plan), []
+    groups = {"pass": [str(plan.runs[at].pass_) for at in plan.order]}
+    if any(plan.modules):
+        known = {text: _outer_and_inner(text) for text in plan.modules}
+        groups["layer"] = [known[text][0] for text in plan.modules]
+        groups["module"] = [known[text][1] for text in plan.modules]
+    elif any(kernel.section for kernel in plan.runs):
+        groups["section"] = [plan.runs[at].section for at in plan.order]
+    bands = []
     for name, arm, some in ways[1:] if plan.sets_nothing else ways:
         launches = list(some)
         memory = [f"{format_mhz(launch.clocks.mem_mhz)} MHz" for launch in launches]
@@ -353,17 +360,6 @@ def _box(plan: Plan, launch: StepLaunch) -> TimelineBox:
         mem_mhz=clocks.mem_mhz,
         power_w=None if kernel.overlapped else launch.energy_j / launch.time_s,
     )
-
-
-def _groups(plan: Plan) -> dict[str, list[str]]:
-    groups = {"pass": [str(plan.runs[at].pass_) for at in plan.order]}
-    if any(plan.modules):
-        known = {text: _outer_and_inner(text) for text in plan.modules}
-        groups["layer"] = [known[text][0] for text in plan.modules]
-        groups["module"] = [known[text][1] for text in plan.modules]
-    elif any(kernel.section for kernel in plan.runs):
-        groups["section"] = [plan.runs[at].section for at in plan.order]
-    return groups
 
 
 def _outer_and_inner(text: str) -> tuple[str, str]:

@@ -197,7 +197,7 @@ class WriterLock:
         """Lock a file, which need not be there yet.
 
         Raises:
-            UsageError: Somebody else has the lock.
+            UsageError: Another process has the lock.
             OSError: The folder takes no file.
         """
         target = of.resolve()

@@ -121,7 +121,7 @@ class StepFile:
         folder: Of the step or plan file that names it.
         named: ``FILE.py:FUNCTION`` or ``SCRIPT.py`` from the user, who answers for it; empty where
             nothing is named.
-        tell: Told which function is run, before it is.
+        tell: Receives which function is run, before it is.
     """
 
     folder: Path = Path()

@@ -170,7 +170,12 @@ def network_of(job: Job) -> Network:
         waits=links,
     )
     if len(network.order) < len(links):
-        stuck = int(np.flatnonzero(activity == _in_circle(network))[0])
+        waiting = set(range(len(network.waits))) - set(network.order)
+        place, seen = min(waiting), set[int]()
+        while place not in seen:
+            seen.add(place)
+            place = next(on for on, _ in network.waits[place] if on in waiting)
+        stuck = int(np.flatnonzero(activity == place)[0])
         at = int(np.searchsorted(firsts, stuck, side="right")) - 1
         raise DataError(
             f"ranks wait for one another in a circle: the {every[stuck]} of rank {at} is in it",
@@ -178,12 +183,3 @@ def network_of(job: Job) -> Network:
             "that rank's instructions",
         )
     return network
-
-
-def _in_circle(network: Network) -> int:
-    stuck = set(range(len(network.waits))) - set(network.order)
-    at, seen = min(stuck), set[int]()
-    while at not in seen:
-        seen.add(at)
-        at = next(on for on, _ in network.waits[at] if on in stuck)
-    return at

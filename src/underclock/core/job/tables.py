@@ -247,19 +247,15 @@ def _changes(
     ahead_s = np.zeros(len(table.pair))  # how long the clock before was held, at least
     ahead_s[at] = np.where(table.quiet[at], 0.0, np.where(share < 1.0, rest_s, first_s))
     goes_on = main & ~ours & (share == 1.0) & ~table.inside[pair, row] & (before < at)
-    ahead_s[at[main]] = _since(ahead_s[at[main]], ~goes_on[main])
+    # How long what goes on has lasted at the end of each. Shape (n,).
+    lasts_s = ahead_s[at[main]]
+    done_s = np.cumsum(lasts_s)
+    first = np.maximum.accumulate(np.where(goes_on[main], 0, np.arange(len(lasts_s))))
+    ahead_s[at[main]] = done_s - (done_s - lasts_s)[first]
     late_s = np.maximum(latency_s - ahead_s[before], 0.0)
     begun = late(table, (pair, lates, row), np.where(ours, share, 0.0), late_s)
     inside_s = np.maximum(latency_s - first_s, 0.0)
     return begun, late(table, (pair, row, then), 1.0 - share, inside_s)
-
-
-def _since(lasts_s: Floats, begins: Bools) -> Floats:
-    """Return how long what goes on has lasted at the end of each. Shape (n,)."""
-    done_s = np.cumsum(lasts_s)
-    first = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
-    since: Floats = done_s - (done_s - lasts_s)[first]
-    return since
 
 
 def late(

@@ -229,7 +229,7 @@ def step_ratio(
             continue
         expected_w = float(np.interp(draw.core_mhz, core, power_w))
         logs.append(math.log(draw.power_w / expected_w))
-        # Where kernels by themselves are hardly known, the step tells little of the ratio.
+        # Where kernels by themselves are hardly known, the step says little of the ratio.
         by_itself2 = float(np.interp(draw.core_mhz, core, unsure2))
         precisions.append(1.0 / ((draw.spread_w / draw.power_w) ** 2 + _LEAST**2 + by_itself2))
     precision = math.fsum(precisions) + _USUAL**-2.0

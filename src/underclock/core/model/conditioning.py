@@ -245,13 +245,15 @@ class Conditioned:
         """Return the same with what is shared, and how far each kernel deviates, from the rows."""
         by = self.loadings.shared
         weighed = self.inverse @ by[:, None]
-        told = by.swapaxes(1, 2)[:, None] @ weighed
+        informed = by.swapaxes(1, 2)[:, None] @ weighed
         drawn = np.einsum("klqh,kq->klh", weighed, self.off, optimize=True)
         shared, cov = np.zeros(by.shape[-1]), np.eye(by.shape[-1])
         for _ in range(_ROUNDS - 1):
             log_odds = self._log_odds(shared)
             odds = np.exp(log_odds - logsumexp(log_odds, axis=1, keepdims=True))
-            precision = np.eye(len(shared)) + np.einsum("kl,klhi->hi", odds, told, optimize=True)
+            precision = np.eye(len(shared)) + np.einsum(
+                "kl,klhi->hi", odds, informed, optimize=True
+            )
             cov = np.linalg.inv(precision)
             shared = cov @ np.einsum("kl,klh->h", odds, drawn, optimize=True)
         evidence = logsumexp(self._log_odds(shared), axis=1).sum() - 0.5 * shared @ shared

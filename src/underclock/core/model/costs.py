@@ -253,7 +253,7 @@ class Costs:
         """Share the variance of a choice's change of time out among kernels.
 
         Returns:
-            ``None`` where auto is expected too: what a kernel adds then depends on all others.
+            ``None`` where auto is expected too: what a kernel adds then depends on all the rest.
         """
         if self.boards is not None:
             return None
@@ -329,7 +329,7 @@ class Costs:
         moved = self._sums(q, chosen * own)
         factor = math.fsum((chosen * np.where(chosen > 0.0, costs, 0.0)).ravel()) / math.fsum(auto)
         if self.auto_spread is not None:
-            # The parts add up to the whole step: an error of one is an opposite one of the others.
+            # The parts add up to the whole step: an error of one is an opposite one of the rest.
             factor = self._kept(q, chosen)
         share = (auto - (table.fixed_j if q else 0.0)) / math.fsum(auto)
         return moved - factor * share[:, None] * self.moves[q, :, table.baseline], factor

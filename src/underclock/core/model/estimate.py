@@ -6,7 +6,7 @@ comes of it are `Costs`.
 
 Where the step was run whole, costs are those of the step: kernels at locked clocks, the power cap
 apart, under one cap on the mean power of the sequence, auto as measured. Else they are sums of
-kernels alone, and auto is a setting like the others; with co-load it stays as measured.
+kernels alone, and auto is a setting like any; with co-load it stays as measured.
 
 Shape letters: K kernels, C settings, S settings with the baseline last, N samples.
 """
@@ -75,7 +75,7 @@ from underclock.records import GREATEST_MHZ, Clocks, SampleSet, Window
 
 _ANEW = 1.3  # times the samples that were fitted, from which they are fitted anew
 # By how much more energies of kernels are off together than their rows say, one by one: on seven
-# sweeps of others with 3 to 8 rows a kernel (docs/evidence/ablation.md).
+# published sweeps with 3 to 8 rows a kernel (docs/evidence/ablation.md).
 _TOGETHER = 1.3
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
@@ -209,7 +209,7 @@ def estimate(
 def _of_kernels_alone(
     sample_set: SampleSet, measured: CostTable, weights: Floats, before: Estimate | None
 ) -> Estimate:
-    """Estimate sums of kernels alone: auto is a setting like the others, the last."""
+    """Estimate sums of kernels alone: auto is a setting like any, the last."""
     auto = measured.settings[measured.baseline]
     asked = dict.fromkeys((*measured.settings, *sample_set.settings))
     locked = [clocks for clocks in asked if clocks != auto and not clocks.is_auto]
@@ -225,20 +225,20 @@ def _of_kernels_alone(
     free = np.array([clocks.core_mhz is None for clocks in settings])
     place = {clocks: c for c, clocks in enumerate(settings)}
     names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    told = [i for i, sample in enumerate(sample_set.samples) if sample.asked in place]
-    samples = [sample_set.samples[i] for i in told]
+    kept = [i for i, sample in enumerate(sample_set.samples) if sample.asked in place]
+    samples = [sample_set.samples[i] for i in kept]
     runs = Runs.alone(
         np.array([[names[s.kernel] for s in samples], [place[s.asked] for s in samples]]),
         (core_mhz, mem_mhz, free),
         np.log([[s.time_s for s in samples], [s.energy_j / s.time_s for s in samples]]),
-        np.stack([weights[0, told], weights[:, told].min(axis=0)]),
+        np.stack([weights[0, kept], weights[:, kept].min(axis=0)]),
         np.array([STEADY_C if s.temperature_c is None else s.temperature_c for s in samples]),
     )
     observed = Observed.of(model, runs, len(names))
     targets = Targets.of(model, (core_mhz, mem_mhz), free, temperature_of(sample_set))
     sizes = known_sizes or likeliest_sizes(observed, targets, model.prior)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
-    linear, given, left_out, of_rows = _told(linear)
+    linear, given, left_out, of_rows = _without_disturbed(linear)
     posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
     factors = left_out.factor(0), left_out.factor(1)
     chosen = Selection.of(left_out, np.stack([of_rows[0], of_rows.sum(axis=0)]), factors)
@@ -280,12 +280,12 @@ def _of_kernels_alone(
     )
 
 
-def _told(linear: Model) -> tuple[Model, Conditioned, LeftOut, Floats]:
+def _without_disturbed(linear: Model) -> tuple[Model, Conditioned, LeftOut, Floats]:
     """Learn what kernels share, and leave rows of a table out: in turn, and disturbed for good.
 
     Returns:
         The model in which these hardly count; some rows of some kernels as conditioned, what the
-        others say of each, and the logarithms that were measured there, (2, K, n).
+        rest say of each, and the logarithms that were measured there, (2, K, n).
     """
     given, kernels, columns = linear.telling()
     left_out = LeftOut.of(given)
@@ -326,7 +326,7 @@ def at_locked_clocks(
     usual = OF_CO_LOAD if HEATER in model.rows.names else OF_LOCKS
     sizes = likeliest_sizes(observed, targets, model.prior, usual)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
-    # A window that is far off all others is no slip: a peak of power holds a kernel at one clock.
+    # A window that is far off all the rest is no slip: a peak of power holds a kernel at one clock.
     given = linear.telling()[0]
     left_out = LeftOut.of(given)
     posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
@@ -348,8 +348,8 @@ def _at_locks(
     posterior = capped(posterior, core_mhz, mem_mhz, limit_w)
     like_auto = mem_mhz == rows.auto_mem_mhz
     posterior = as_at_boost(posterior, rows.boost_log_s, core_mhz, like_auto, rows.peak_w)
-    told = np.unique(rows.kernel[rows.windows[1] > 0.0])
-    guessed = unmeasured(sample_set).without(told)
+    reached = np.unique(rows.kernel[rows.windows[1] > 0.0])
+    guessed = unmeasured(sample_set).without(reached)
     posterior = with_guesses(posterior, guessed.places, guessed.spread)
     log_s, log_w, repeats = measured_means(sample_set, settings, known.weights)
     unknown = np.diff(rows.bounds) == 0
@@ -359,10 +359,7 @@ def _at_locks(
 
 
 def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -> Floats:
-    """Return what launches beside others draw in a step, and the GPU not without them. Shape (K,).
-
-    At the clocks that auto gives the step, for they run at the clocks of others.
-    """
+    """Energy of overlapped launches in a step beyond idle power, at auto's clocks. Shape (K,)."""
     counts = overlapped_counts(sample_set.kernels)
     memories = memories_like_auto(posterior.settings, sample_set)
     if not (counts.any() and memories):
@@ -459,7 +456,7 @@ def _auto_spread(posterior: Posterior, whole: Sequence[Window]) -> tuple[float, 
         off2 = float(np.var(values)) * len(values) / float(np.mean(values)) ** 2
         freedom = weight + len(values) - 1
         each2 = (weight * prior2 + off2) / freedom
-        # A scatter known from few runs: Student's t where the others have a normal distribution.
+        # A scatter known from few runs: Student's t where the rest have a normal distribution.
         wider = float(stdtrit(freedom, _ONE_SIDE)) / ONE_SIDED
         spreads.append(wider * math.sqrt(each2 / len(values)))
     return math.hypot(spreads[0], _REPEATABLE), spreads[1]

@@ -148,7 +148,7 @@ def typical(rows: Rows, gpu: GpuConstants) -> KernelPrior:
         low, high = bounds[k], bounds[k + 1]
         fastest[k] = low + int(np.argmax(speed[low:high]))
     core, mem = rows.core_mhz[fastest], rows.mem_mhz[fastest]
-    # Nobody measured a kernel without rows: any size will do, it stays as unsure as the prior.
+    # A kernel without rows was not measured: any size will do, it stays as unsure as the prior.
     log_s, log_w = rows.log_s[fastest], rows.log_w[fastest]
     log_v2 = 2 * math.log(gpu.floor_v)
     unit = np.stack(
@@ -174,13 +174,13 @@ def learned(prior: KernelPrior, rows: Rows, kernels: Floats, variance: Floats) -
     known = np.diff(rows.bounds) > 0
     for kind in np.unique(rows.kinds):
         of_kind = rows.kinds == kind
-        told = of_kind & known
-        if told.sum() < FEWEST:
+        alike = of_kind & known
+        if alike.sum() < FEWEST:
             continue
-        middle = np.median(away[told], axis=0)
-        apart = 1.5 * np.median(np.abs(away[told] - middle), axis=0)
+        middle = np.median(away[alike], axis=0)
+        apart = 1.5 * np.median(np.abs(away[alike] - middle), axis=0)
         # Kernels whose rows do not tell lie where they were expected: no sign they are alike.
-        wide = np.sqrt(apart**2 + np.median(variance[told], axis=0))
+        wide = np.sqrt(apart**2 + np.median(variance[alike], axis=0))
         mean[of_kind] += middle
         spread[of_kind] = np.maximum(wide, LEAST_SPREAD)
         if kind != COLLECTIVE:  # what a launch takes is no share of its kernel: it stays as it was
@@ -194,12 +194,12 @@ def widening(away2: Floats, left: Floats) -> float:
 
     A parameter that rows tell for certain lies away from its mean by as much as the prior is wide;
     one that they tell nothing of stays there, and is no sign of anything. So what all of them lie
-    away is compared with how much of them is told (MacKay's evidence approximation).
+    away is compared with how much of them rows determine (MacKay's evidence approximation).
 
     Args:
         away2: Squared distances to the prior's mean, over its usual variance. Shape (S,).
         left: Variance that the rows leave, as a fraction of the prior's. Shape (S,).
     """
-    told = np.clip(1.0 - left, 0.0, 1.0).sum()
-    scale2 = (_USUAL_FREEDOM + away2.sum()) / (_USUAL_FREEDOM + told)
+    determined = np.clip(1.0 - left, 0.0, 1.0).sum()
+    scale2 = (_USUAL_FREEDOM + away2.sum()) / (_USUAL_FREEDOM + determined)
     return float(np.clip(math.sqrt(scale2), 1.0, _WIDEST))

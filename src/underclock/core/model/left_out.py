@@ -1,6 +1,6 @@
 """How far errors can be believed: rows that are left out, and what choosing among entries costs.
 
-Each row is predicted by all others, time and power together. Errors are widened until as many of
+Each row is predicted by all the rest, time and power together. Errors are widened until as many of
 these predictions hold as are said to. The best of many predictions is one that flatters: of each
 kernel the best left-out row is chosen at many prices of time, and what was measured there is held
 against what was predicted.
@@ -71,12 +71,12 @@ class LeftOut:
             mean = (odds * each).sum(axis=1)
             errors.append(mean)
             variances.append((odds * (var + each**2)).sum(axis=1) - mean**2)
-        told: Bools = np.stack([real[:, 0], real.all(axis=1)]).astype(bool)
-        told = told & (told.sum(axis=2) > 1)[..., None]
+        enough: Bools = np.stack([real[:, 0], real.all(axis=1)]).astype(bool)
+        enough = enough & (enough.sum(axis=2) > 1)[..., None]
         return cls(
-            there=told,
-            error=np.where(told, np.array(errors), 0.0),
-            variance=np.where(told, np.array(variances), 1.0),
+            there=enough,
+            error=np.where(enough, np.array(errors), 0.0),
+            variance=np.where(enough, np.array(variances), 1.0),
         )
 
     def without(self, odd: Bools) -> "LeftOut":
@@ -142,15 +142,11 @@ class Selection:
             ]
             ahead = float(np.mean([off.sum() / np.sqrt(of).sum() for off, of in chosen]))
             deviations.append(max(ahead, 0.0))
-            wider.append(_wider(chosen, deviations[-1]))
+            # By how much sums are off more than their errors say.
+            squares = []
+            for off, variance in chosen:
+                left = off - deviations[-1] * np.sqrt(variance)
+                squares.append(float(left.sum() ** 2 / variance.sum()))
+                squares.append(float((left**2).sum() / variance.sum()))
+            wider.append(max(1.0, math.sqrt(float(np.mean(squares)))))
         return cls(deviations=(deviations[0], deviations[1]), wider=(wider[0], wider[1]))
-
-
-def _wider(chosen: list[tuple[Floats, Floats]], deviations: float) -> float:
-    """Return by how much sums are off more than their errors say."""
-    squares = []
-    for off, variance in chosen:
-        left = off - deviations * np.sqrt(variance)
-        squares.append(float(left.sum() ** 2 / variance.sum()))
-        squares.append(float((left**2).sum() / variance.sum()))
-    return max(1.0, math.sqrt(float(np.mean(squares))))

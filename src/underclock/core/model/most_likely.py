@@ -127,9 +127,9 @@ def restart(problem: FitProblem, state: FitState) -> FitState:
         kernels[:, parts] = state.prior.unit[:, parts] + shares
         starts.append(kernels)
     best, least = state.parameters.kernels, kernel_costs(problem, state)
-    beside = max(1, _ROWS_AT_ONCE // len(problem.rows.kernel))
-    for first in range(0, len(starts), beside):
-        tried = converge_starts(problem, state, starts[first : first + beside])
+    at_once = max(1, _ROWS_AT_ONCE // len(problem.rows.kernel))
+    for first in range(0, len(starts), at_once):
+        tried = converge_starts(problem, state, starts[first : first + at_once])
         for kernels, costs in zip(*tried, strict=True):
             best = np.where((costs < least)[:, None], kernels, best)
             least = np.minimum(costs, least)
@@ -297,7 +297,7 @@ def fitted(
 
 
 def spread_rows(rows: Rows, most: int) -> Ints:
-    """Choose so many rows of each kernel evenly from slow to fast, others for each kernel.
+    """Choose so many rows of each kernel evenly from slow to fast, different ones for each kernel.
 
     The fastest row is always chosen. Returns indices, ascending.
     """

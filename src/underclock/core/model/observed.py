@@ -174,7 +174,12 @@ class Observed:
     @classmethod
     def of(cls, model: FittedModel, runs: Runs, kernels: int) -> "Observed":
         """Join runs at one clock pair, and compare rows with the physics."""
-        place, row = _rows(runs)
+        # Each row's kernel and place among the kernel's rows, and which row each run is of.
+        clocks = np.stack([runs.kernel, runs.core_mhz, runs.mem_mhz, runs.free])
+        unique, row = np.unique(clocks, axis=1, return_inverse=True)
+        of_kernel = unique[0].astype(np.int64)
+        place = of_kernel, np.arange(len(of_kernel)) - np.searchsorted(of_kernel, of_kernel)
+        row = row.ravel()
         physics = predicted_rows(
             model.parameters,
             Points(
@@ -280,15 +285,6 @@ class Observed:
 def evenly(count: int, most: int) -> Ints:
     """Return at most so many of the numbers from 0, evenly. Ascending."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
-def _rows(runs: Runs) -> tuple[tuple[Ints, Ints], Ints]:
-    """Return each row's kernel and place among the kernel's rows, and which row each run is of."""
-    clocks = np.stack([runs.kernel, runs.core_mhz, runs.mem_mhz, runs.free])
-    rows, row = np.unique(clocks, axis=1, return_inverse=True)
-    kernel = rows[0].astype(np.int64)
-    place = np.arange(len(kernel)) - np.searchsorted(kernel, kernel)
-    return (kernel, place), row.ravel()
 
 
 def is_at(observed: Observed, targets: Targets, kernel: int) -> Bools:

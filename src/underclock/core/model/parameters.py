@@ -32,7 +32,7 @@ class Rows:
 
     Attributes:
         names: Of the kernels; where clocks were steered the heater is one more, the last,
-            which tells how power goes with the clock. Length K.
+            which shows how power goes with the clock. Length K.
         kinds: What each mostly does, as a small number. Shape (K,).
         kernel: Index of each row's kernel, ascending. Shape (R,).
         core_mhz: As asked, and as read back where it was. Shape (R,).
@@ -42,7 +42,7 @@ class Rows:
             the nearest clock. Shape (R,).
         temperature_c: Shape (R,).
         windows: How many windows of the usual length a row counts for, in time and in power; 0
-            where it tells nothing of that. Shape (2, R).
+            where it says nothing of that. Shape (2, R).
         mem_points_mhz: Memory clocks of the GPU, ascending. Shape (M,).
         limit_w: Power that capped rows settle at; ``inf`` where none was capped.
         ceiling_mhz: Least core clock that the GPU was seen to boost to by itself; ``inf`` where
@@ -139,7 +139,7 @@ class Shared:
     """What the shared vector stands for.
 
     Attributes:
-        base: Constants that no sweep tells, and where the others begin.
+        base: Constants that no sweep shows, and where the rest begin.
         common: How many errors rows have in common: the last of the vector, each over its
             standard deviation.
     """

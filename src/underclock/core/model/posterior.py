@@ -237,9 +237,9 @@ class _Kernel:
         ]
         off, by_shared = given.left(given.shared)[k, real], given.loadings.shared[k][real]
         each = np.array([gain @ off for gain in gains])
-        told = np.tensordot(odds, np.array(gains), 1)
+        known = np.tensordot(odds, np.array(gains), 1)
         expected = self._expected + self._shared @ given.shared + odds @ each
-        common = (self._shared - told @ by_shared) @ directions
+        common = (self._shared - known @ by_shared) @ directions
         which = np.tile(random.choice(len(likely), size=draws // 2, p=odds), 2)
         own, own_rows = self._before(SCALES[likely[which]], given, k, draws, random)
         noise = np.sqrt(given.noise[k, real]) * _opposite(random, draws, len(real))

@@ -53,7 +53,7 @@ def rows_of(
     A window with co-load is a row at the clock that was read in it, its co-load subtracted.
     Samples at the power cap are left out, as their clocks are not what was asked for. So are rows
     locked higher than the GPU boosts. Odd repeats count little. So do rows at auto of which the
-    clock was read only at the window's end, for kernels with few others; for the rest they do not
+    clock was read only at the window's end, for kernels with few more; for the rest they do not
     count at all, as a clock that is free moves with temperature.
 
     Args:
@@ -181,7 +181,7 @@ def offered_settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
 def with_boost(settings: tuple[Clocks, ...], sample_set: SampleSet) -> tuple[Clocks, ...]:
     """Return settings, with the clock that the GPU boosts to by itself where none comes near it.
 
-    Every kernel ran there at auto, so it is known as well as any, and auto is told from it.
+    Every kernel ran there at auto, so it is known as well as any, and auto is compared with it.
     """
     boost_mhz = ceiling_mhz(sample_set.samples)
     for memory in memories_like_auto(settings, sample_set)[:1]:

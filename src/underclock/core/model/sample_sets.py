@@ -221,7 +221,7 @@ def holds(sample: Window) -> bool:
     return seen is None or seen == sample.asked.core_mhz
 
 
-_ON_A_LINE, _BESIDE = 5, 4  # rows at one memory clock that tell of one among them, and beside it
+_ON_A_LINE, _NEAR_IT = 5, 4  # rows at one memory clock that show an odd one, and next to it
 _FAR = math.log(1.3)  # what no bend of a curve does between clocks side by side
 _TIMES_USUAL = 8.0  # and so many times what the best quarter of rows of the line are off
 
@@ -314,9 +314,9 @@ def _weighed_repeats(sample_set: SampleSet, repeated: Ints) -> list[Weighed]:
 
 
 def odd_rows(sample_set: SampleSet) -> tuple[str, ...]:
-    """Name rows that are far off what rows at the clocks beside them say; nothing where none are.
+    """Name rows that are far off what rows at neighbouring clocks say; nothing where none are.
 
-    Where rows are not repeated, nothing else tells a slip of a unit or a run that failed. Beside a
+    Where rows are not repeated, nothing else shows a slip of a unit or a run that failed. Beside a
     row are the four next core clocks, at the same memory clock.
     """
     lines: dict[tuple[str, int | None], dict[int, list[Window]]] = {}
@@ -338,8 +338,8 @@ def odd_rows(sample_set: SampleSet) -> tuple[str, ...]:
         return ()
     off_by, what, sample = max(found, key=lambda each: abs(each[0]))
     words = (
-        f"{len(found)} {'row is' if len(found) == 1 else 'rows are'} far off what rows at clocks "
-        f"beside say, most of all {sample.kernel!r} at {sample.asked}: {what} is "
+        f"{len(found)} {'row is' if len(found) == 1 else 'rows are'} far off what rows at "
+        f"neighbouring clocks say, most of all {sample.kernel!r} at {sample.asked}: {what} is "
         f"{math.exp(off_by):.3g} times that. Check units there, or measure it again, before "
         "believing a plan that hangs on it"
     )
@@ -347,19 +347,19 @@ def odd_rows(sample_set: SampleSet) -> tuple[str, ...]:
 
 
 def _off_lines(log_mhz: Floats, values: Floats) -> list[tuple[int, int, float]]:
-    """Return which rows of which lines are far off those beside them, and by how much.
+    """Return which rows of which lines are far off their neighbours, and by how much.
 
-    One that is makes those beside it look odd, so they are judged without it.
+    One that is makes its neighbours look odd, so they are judged without it.
     """
     if len(log_mhz) < _ON_A_LINE:
         return []
     place = np.arange(len(log_mhz))
-    near = np.argsort(np.abs(place - place[:, None]), axis=1, kind="stable")[:, 1 : _BESIDE + 1]
-    a, b = (near[:, each] for each in np.triu_indices(_BESIDE, 1))
+    near = np.argsort(np.abs(place - place[:, None]), axis=1, kind="stable")[:, 1 : _NEAR_IT + 1]
+    a, b = (near[:, each] for each in np.triu_indices(_NEAR_IT, 1))
     part = (log_mhz[:, None] - log_mhz[a]) / (log_mhz[b] - log_mhz[a])
     said = values[:, a] + (values[:, b] - values[:, a]) * part
     off = values - np.median(said, axis=2)
-    # At an end what rows beside say is far away: curves may bend meanwhile.
+    # At an end what neighbours say is far away: curves may bend meanwhile.
     beyond = np.zeros(len(log_mhz))
     beyond[[0, -1]] = np.diff(log_mhz)[[0, -1]]
     usual = _TIMES_USUAL * np.quantile(np.abs(off), 0.25, axis=1, keepdims=True)
@@ -369,6 +369,6 @@ def _off_lines(log_mhz: Floats, values: Floats) -> list[tuple[int, int, float]]:
         worst = int(far[line].argmax())
         found.append((line, worst, float(off[line, worst])))
         rest = np.delete(place, worst)
-        others = _off_lines(log_mhz[rest], values[line : line + 1, rest])
-        found += [(line, int(rest[r]), by) for _, r, by in others]
+        more = _off_lines(log_mhz[rest], values[line : line + 1, rest])
+        found += [(line, int(rest[r]), by) for _, r, by in more]
     return found

@@ -286,7 +286,7 @@ def best_choice(
         # The better of a choice made without a cap and one made below it, as they settle.
         free = candidate
         if risk is None and free is not None:
-            # Nobody looked at how it settles.
+            # How it settles was not looked at.
             late = choice_cost(table, free.setting).time_change > goal.max_slowdown + _ROUNDING
             free = None if late else free
         kept = [each for each in (free, held) if each is not None]

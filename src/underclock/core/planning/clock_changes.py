@@ -119,7 +119,19 @@ def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats
     stall_s, calls_s, delay_s, variance = np.zeros((4, len(settings), len(settings)))
     for domain in Domain:
         clocks = [mhz_of(each, domain) for each in settings]
-        call_s, own_delay_s, jitter_s, own_stall_s = _changes(rules.latencies, domain, clocks)
+        # What `_parts` says of changing one clock between settings. Shape (4, S, S).
+        place = {clock: row for row, clock in enumerate(dict.fromkeys(clocks))}
+        taken = np.zeros((4, len(place), len(place)))
+        if len(place) > 1:
+            for after, column in place.items():
+                taken[:, :, column] = _parts(rules.latencies.from_anywhere(domain, after))[:, None]
+        for switch in rules.latencies.switches:
+            if switch.domain is domain and {switch.from_mhz, switch.to_mhz} <= place.keys():
+                at = place[switch.from_mhz], place[switch.to_mhz]
+                taken[:, *at] = _parts(switch)
+        taken[:, range(len(place)), range(len(place))] = 0.0
+        which = [place[each] for each in clocks]
+        call_s, own_delay_s, jitter_s, own_stall_s = taken[:, which][:, :, which]
         stall_s += own_stall_s
         variance += jitter_s**2 + (_CALL_SPREAD * call_s) ** 2
         # Calls follow each other; what they ask for happens side by side.
@@ -128,22 +140,6 @@ def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats
     dwell_s = _CALL_TAIL * calls_s + delay_s
     np.fill_diagonal(dwell_s, 0.0)
     return stall_s, dwell_s, np.sqrt(variance)
-
-
-def _changes(latencies: LatencyTable, domain: Domain, mhz: Sequence[int | None]) -> Floats:
-    """Return what `_parts` says of changing one clock between settings. Shape (4, S, S)."""
-    clocks = {clock: row for row, clock in enumerate(dict.fromkeys(mhz))}
-    taken = np.zeros((4, len(clocks), len(clocks)))
-    if len(clocks) > 1:
-        for after, column in clocks.items():
-            taken[:, :, column] = _parts(latencies.from_anywhere(domain, after))[:, None]
-    for switch in latencies.switches:
-        if switch.domain is domain and {switch.from_mhz, switch.to_mhz} <= clocks.keys():
-            at = clocks[switch.from_mhz], clocks[switch.to_mhz]
-            taken[:, *at] = _parts(switch)
-    taken[:, range(len(clocks)), range(len(clocks))] = 0.0
-    which = [clocks[each] for each in mhz]
-    return taken[:, which][:, :, which]
 
 
 def _parts(switch: Switch) -> Floats:

@@ -278,14 +278,6 @@ def settled_cost(table: CostTable, problem: SequenceProblem, schedule: Solution)
     return against_auto(table, time_s, energy_j)
 
 
-def _pays_j(table: CostTable, kernels: Ints, before: int, setting: int) -> float | None:
-    """Return what launches save at a setting against another, a second counted as energy."""
-    costs = table.launches
-    worth = costs.energy_j + WORTH * table.auto_w * costs.time_s
-    saved_j = float((worth[kernels, before] - worth[kernels, setting]).sum())
-    return saved_j if math.isfinite(saved_j) else None
-
-
 def _misses(table: CostTable, problem: SequenceProblem, choice: Ints) -> Misses:
     return misses(table.launches, problem.order, choice, problem.jitter_s, table.auto_w)
 
@@ -320,13 +312,17 @@ def as_schedule(
     for setting, run in itertools.groupby(schedule.choice.tolist()):
         clocks, launches = table.settings[setting], len(list(run))
         kernels = problem.order[begins : begins + launches]
+        # What launches save at a setting against another, a second counted as energy.
+        at_launch = table.launches
+        worth = at_launch.energy_j + WORTH * table.auto_w * at_launch.time_s
+        saved_j = float((worth[kernels, before] - worth[kernels, setting]).sum())
         segments.append(
             Segment(
                 launches=launches,
                 core_mhz=clocks.core_mhz,
                 mem_mhz=clocks.mem_mhz,
                 aim_s=aims_s.get(begins, 0.0),
-                pays_j=_pays_j(table, kernels, before, setting),
+                pays_j=saved_j if math.isfinite(saved_j) else None,
             )
         )
         begins, before = begins + launches, setting

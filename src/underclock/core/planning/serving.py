@@ -5,8 +5,8 @@ launch, makes a token of every sequence, so its time is the time per output toke
 is what the first token waits for. A cost keeps a budget where the upper end of its 95 % interval
 does. Auto keeps every budget that is against auto.
 
-Beside what each step gets stands the best clock for all of them, each step's energy against its own
-at auto counting alike.
+The best clock for all of them is named too, each step's energy against its own at auto counting
+alike.
 """
 
 from collections.abc import Sequence

@@ -123,7 +123,19 @@ def ring_of(
     some = bool(shut.any())
     lasts = np.concatenate([np.zeros((1, len(settings))), np.cumsum(time, axis=0)])
     pairs = np.ix_(settings, settings)
-    levels, kind, rounded = _classes(problem.dwell_s, pairs, down=down)
+    # The dwell of each class, the class of each change, and whether any was rounded.
+    # Classes come from all settings, whichever are left in: a bound must not depend on that.
+    values = np.unique(problem.dwell_s[~np.eye(len(problem.dwell_s), dtype=np.bool_)])
+    if len(values) == 0:
+        values = np.zeros(1)
+    levels, rounded = values, len(values) > MOST_CLASSES
+    kind = np.searchsorted(levels, problem.dwell_s[pairs]).astype(np.int64)
+    if rounded:
+        places = np.linspace(0, len(values) - 1, MOST_CLASSES + 1).astype(np.int64)
+        levels = values[places[:-1] if down else places[1:]]
+        side: Literal["left", "right"] = "right" if down else "left"
+        kind = np.searchsorted(levels, problem.dwell_s[pairs], side=side).astype(np.int64)
+        kind = np.maximum(kind - int(down), 0)
     free_at_all = len(levels) == 1 and levels[0] == 0 and not some
     return Ring(
         time=time,
@@ -145,21 +157,6 @@ def _merged(table: Floats, order: Ints, starts: Ints) -> Floats:
     rows = table[order]
     merged: Floats = rows if len(starts) == len(order) else np.add.reduceat(rows, starts, axis=0)
     return merged
-
-
-def _classes(dwell_s: Floats, pairs: tuple[Ints, ...], *, down: bool) -> tuple[Floats, Ints, bool]:
-    """Return the dwell of each class, the class of each change, and whether any was rounded."""
-    # Classes come from all settings, whichever are left in: a bound must not depend on that.
-    values = np.unique(dwell_s[~np.eye(len(dwell_s), dtype=np.bool_)])
-    if len(values) == 0:
-        values = np.zeros(1)
-    if len(values) <= MOST_CLASSES:
-        return values, np.searchsorted(values, dwell_s[pairs]).astype(np.int64), False
-    places = np.linspace(0, len(values) - 1, MOST_CLASSES + 1).astype(np.int64)
-    levels = values[places[:-1] if down else places[1:]]
-    side: Literal["left", "right"] = "right" if down else "left"
-    kind = np.searchsorted(levels, dwell_s[pairs], side=side) - int(down)
-    return levels, np.maximum(kind, 0).astype(np.int64), True
 
 
 def _dwell(lasts: Floats, shut: Bools, levels: Floats, kind: Ints) -> Dwell:

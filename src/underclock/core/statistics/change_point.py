@@ -29,7 +29,7 @@ def find_change(values: Floats, lead: int, tail: int) -> tuple[int, int] | None:
 
     Returns:
         The first reading that is not at the old level, and the first from which on they are at the
-        new one; ``None`` where the levels cannot be told apart.
+        new one; ``None`` where the levels cannot be distinguished.
     """
     old, new = float(np.median(values[:lead])), float(np.median(values[-tail:]))
     gap = abs(new - old)

@@ -72,7 +72,7 @@ def mean_change(
 ) -> MeanChange:
     """Return the mean change over all pairs of runs, and its bootstrap interval.
 
-    Runs without any scatter give an interval without width; whoever asks must know that they were
+    Runs without any scatter give an interval without width; the caller must know that they were
     measured one by one, and not copied.
 
     Args:

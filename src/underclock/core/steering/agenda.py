@@ -50,7 +50,7 @@ _TRIES = 2  # more than there are rungs, each corrected by what the last one rea
 _NEAR = 0.34  # of the distance between rungs: near enough
 _CLOSE_MHZ = 30.0
 _LONGEST_GRAPH = 4000  # launches
-_MIXES = 8  # of a kernel, beside alone
+_MIXES = 8  # of a kernel, besides alone
 _PLACES = 9  # at which a kernel's power may be measured
 _LEAST_GAIN = 0.01  # of a kernel's variance, which is worth a measurement
 _SLOPE = 0.5  # of log power in log clock: between 1, below the knee of voltage, and 3
@@ -342,7 +342,7 @@ class SteeringAgenda:
             if not seen or len(mixes) > _MIXES:
                 continue
             targets = self._targets(kernel.name)
-            # Where power is to be known no mix may lead; what it is nearby tells of it too.
+            # Where power is to be known no mix may lead; what it is nearby shows it too.
             for core_mhz in self._places(kernel.name):
                 mix = mix_at(core_mhz, seen, self.conditions)
                 if mix is None or sum(are_alike(mix, other) for other in mixes) >= _REPEATS:

@@ -181,7 +181,7 @@ class CoLoad:
         return Power(mean_w, mean_w * math.hypot(curve.misfit, beyond), mean_w * errors)
 
     def of_heater(self, window: Window) -> Power | None:
-        """Return the heater's power in a window of co-load by itself; ``None`` if it tells none."""
+        """Return the heater's power in a window of co-load by itself; ``None`` if it has none."""
         if window.mix.launches or window.hot_s is None:
             return None
         return self.subtract(window, window.mix.hot * window.hot_s, 0.0)

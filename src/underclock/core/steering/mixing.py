@@ -31,7 +31,7 @@ _EXACT = 0.03  # of the share that was wanted
 _LONGEST_S = 1.0  # of a round with heaters, however long the step
 _MOST_SHARE = 0.9  # of a round that co-load may take: of less, nothing can be read
 _USUALLY_HELD = 0.85  # of a clock that the cap does not allow, where the clock was not read
-_MOST_IDLE = 3.0  # of the time a kernel runs, idling beside it
+_MOST_IDLE = 3.0  # of the time a kernel runs, idling next to it
 _ALIKE = 0.02  # mixes that differ by less are the same
 _PERIOD_S = 0.02  # between pieces: about as often as power caps act
 _SPIN_LATE_S = 9e-7  # what a count of cycles takes besides: 20.0009 ms for 20 on an idle H200
@@ -41,9 +41,9 @@ LONGEST_ROUND_S = 0.08
 SURE = 0.08
 """Spread of a power, as a fraction: one that is less sure is used where nothing is surer."""
 METER_S = 2e-4
-"""A piece of idling in every mix that is timed, at least: how long it takes tells the clock."""
+"""A piece of idling in every mix that is timed, at least: how long it takes shows the clock."""
 METERED = Mix(idle_s=METER_S)
-"""One launch, or the step once, with a piece of idling that tells the clock."""
+"""One launch, or the step once, with a piece of idling that shows the clock."""
 HEATERS = Mix(launches=0, hot=8)
 """The heater by itself."""
 IDLING = Mix(launches=0, idle_s=0.02)

@@ -212,7 +212,7 @@ def steered_rows(
 ) -> SteeredRows:
     """Turn windows with co-load into rows, at the clocks that were read, without the co-load.
 
-    A row that tells no power has that of the nearest clock, in which its time is to be known.
+    A row without power has that of the nearest clock, in which its time is to be known.
 
     Args:
         shape: How idle power follows clock and temperature.
@@ -229,7 +229,7 @@ def steered_rows(
     for k, point in places:
         if point.power_w is not None:
             drawn.setdefault(k, []).append((point.core_mhz, point.power_w))
-    # Of kernels that never ran by themselves no row tells the power: its size is guessed.
+    # Of kernels that never ran by themselves no row has the power: its size is guessed.
     guessed = unmeasured(sample_set)
     for k, power_w in zip(guessed.places.tolist(), guessed.power_w.tolist(), strict=True):
         drawn.setdefault(k, [(math.inf, power_w)])

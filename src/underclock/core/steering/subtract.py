@@ -20,12 +20,12 @@ HUNTS_MHZ = 40.0
 """Spread of the clock in a window from which its mean says less."""
 _STAYS = 0.2  # of the spread of a step's clock, in the mean clock of one of its kernels: simulated
 _TIME_NOISE = 0.002  # of a duration in a window
-_MOST_SPREAD = 0.25  # of a power; what is less sure than this tells nothing
+_MOST_SPREAD = 0.25  # of a power; what is less sure than this says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelPoint:
-    """What one window tells of one kernel.
+    """What one window says of one kernel.
 
     Attributes:
         kernel: Its name; `HEATER` for the heater by itself.
@@ -79,9 +79,9 @@ def subtract_coload(
 ) -> tuple[KernelPoint, ...]:
     """Subtract what co-load drew, of every window that a kernel was in.
 
-    A window of the whole step tells each kernel's time at that clock, and no kernel's power; one
-    of the heater by itself tells its power, of which a model learns how power goes with the clock.
-    Where the clock moved within the step, and was not read there, it tells nothing.
+    A window of the whole step has each kernel's time at that clock, and no kernel's power; one
+    of the heater by itself has its power, of which a model learns how power goes with the clock.
+    Where the clock moved within the step, and was not read there, it says nothing.
     """
     points: list[KernelPoint] = []
     # The heater by itself is no launch of ours that was timed.
@@ -100,7 +100,7 @@ def subtract_coload(
         apart = _STAYS * (window.spread_mhz / window.at_mhz) if shared_clock else 0.0
         steady = min(1.0, HUNTS_MHZ / max(window.spread_mhz, HUNTS_MHZ)) ** 2
         if window.spin_mhz is not None:
-            # Idling tells the clock at its own place in the round, and kernels ran elsewhere.
+            # Idling shows the clock at its own place in the round, and kernels ran elsewhere.
             # The heater by itself has no launches of ours.
             clocks_mhz = window.timed_mhz or (window.spin_mhz,) * len(times_s)
             points += [
@@ -166,7 +166,7 @@ def _once_s(window: Window, kernels: Sequence[Kernel]) -> float:
 def _as_in_window(window: Window, kernels: Sequence[Kernel]) -> float:
     """Return by how much launches took longer in the window of the clock than when timed.
 
-    They are timed a second later, and a clock that hunts is another then: a round tells both.
+    They are timed a second later, and a clock that hunts is another then: a round shows both.
     What a round takes more than the clock moved by is time between launches.
     """
     step_s = window.mix.launches * _once_s(window, kernels)

@@ -127,11 +127,15 @@ def traced_step(
         *([_pooled_words(found)] if found else []),
         *([obstacle] if obstacle else []),
     ]
+    modules = tuple(
+        module_calls_text((*each.callers, each.module)) if (each := group.activity) else ""
+        for group in groups
+    )
     step = Step(
         name=name,
         kernels=named(kernels),
         order=tuple(place[key] for key in keys),
-        modules=_modules(groups),
+        modules=modules if any(modules) else (),
         obstacle=obstacle,
         data_sizes=tuple(sorted(data_sizes)),
         warnings=tuple(notes),
@@ -167,14 +171,6 @@ def _pools(
         for at, launch in enumerate(launches)
     ]
     return (*by_shape, *pools(alike, asked, with_grid, data_sizes))
-
-
-def _modules(groups: Sequence[LaunchGroup]) -> tuple[str, ...]:
-    modules = tuple(
-        module_calls_text((*each.callers, each.module)) if (each := group.activity) else ""
-        for group in groups
-    )
-    return modules if any(modules) else ()
 
 
 def _pooled_words(found: Sequence[Pool]) -> str:

@@ -1,4 +1,4 @@
-"""What samples of one step say of another step of the same GPU, which nobody measured.
+"""What samples of one step say of another step of the same GPU, which was not measured.
 
 Kernels are matched (`matching`); the parameters of one whose size is new follow from its FLOPs and
 bytes (`unseen`), and what the rows of its source say beyond the physics stays as far as that is its
@@ -62,12 +62,12 @@ class Carried:
     Attributes:
         sample_set: The step as if it had been measured, without any window.
         estimated: What planning stands on.
-        told: How each kernel is known.
+        matches: How each kernel is known.
     """
 
     sample_set: SampleSet
     estimated: Costs
-    told: CarriedOver
+    matches: CarriedOver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
 
     Args:
         sample_set: Of a step that ran whole too, of one GPU.
-        step: The step that nobody measured.
+        step: The step that was not measured.
         confirmed: Samples of some of its kernels, where those were measured after all.
 
     Raises:
@@ -122,7 +122,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     source = _Source.of(sample_set, confirmed)
     known, kernels, rows = source.known, source.kernels, source.known.fit.rows
     # In the step launches are timed that never ran by themselves: their power is guessed.
-    usable, told = (_told_by(rows, of) for of in (rows.windows[:1], rows.windows))
+    usable, complete = (_measured_by(rows, of) for of in (rows.windows[:1], rows.windows))
     matches = matched(kernels, usable, step.kernels)
     if not any(match.way.is_told and match.source is not None for match in matches):
         raise DataError(
@@ -136,7 +136,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
             for match, kernel in zip(matches, step.kernels, strict=True)
         ]
     )
-    guessed = _unseen(source, step, matches, told, apart)
+    guessed = _unseen(source, step, matches, complete, apart)
     _assume_links(guessed, source, sample_set, step, matches)
     posterior, off = _posterior(source, sample_set, guessed, _sources(matches))
     header = msgspec.structs.replace(
@@ -179,7 +179,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     return Carried(
         sample_set=header,
         estimated=estimated,
-        told=_told(sample_set, confirmed, kernels, estimated, matches),
+        matches=_match_record(sample_set, confirmed, kernels, estimated, matches),
     )
 
 
@@ -191,7 +191,7 @@ def _known(
     if known.costs.table.power_cap is None:
         raise DataError(
             f"the samples of {sample_set.workload} are of kernels alone, and what auto makes of a "
-            "step that nobody ran follows from one that ran whole",
+            "step that never ran follows from one that ran whole",
             hint="measure the step whole too: `underclock measure` does by itself",
         )
     if confirmed is None:
@@ -201,21 +201,21 @@ def _known(
     both_fit = KnownFit(rows=rows, model=model, weights=sample_weights(sample_set))
     fit = dataclasses.replace(both_fit, rows=rows.of(np.arange(own)))
     known = dataclasses.replace(estimate(sample_set, known=fit), fit=both_fit)
-    # A name that both steps have for other work is told apart in a fit of both.
+    # A name that both steps have for other work gets another name in a fit of both.
     original = {kernel.name: kernel for kernel in confirmed.kernels}
     more = (original[kernel.name.removesuffix(" of file 2")] for kernel in both.kernels[own:])
     return known, (*sample_set.kernels, *more)
 
 
-def _told_by(rows: Rows, windows: Floats) -> Bools:
-    """Return of which kernels rows that weigh so, (Q, R), tell every quantity. Shape (K,)."""
-    told = [np.bincount(rows.kernel, of, minlength=len(rows.names)) > 0.0 for of in windows]
-    every: Bools = np.all(told, axis=0)
+def _measured_by(rows: Rows, windows: Floats) -> Bools:
+    """Return of which kernels rows that weigh so, (Q, R), have every quantity. Shape (K,)."""
+    measured = [np.bincount(rows.kernel, of, minlength=len(rows.names)) > 0.0 for of in windows]
+    every: Bools = np.all(measured, axis=0)
     return every
 
 
 def _unseen(
-    source: _Source, step: Step, matches: Sequence[Match], told: Bools, apart: Floats
+    source: _Source, step: Step, matches: Sequence[Match], complete: Bools, apart: Floats
 ) -> Unseen:
     moves = source.bent.parameter_moves
     kernels = KnownKernels(
@@ -228,7 +228,7 @@ def _unseen(
     kinds = [KIND_NUMBERS[kernel.kind] for kernel in step.kernels]
     return unseen(
         kernels,
-        told,
+        complete,
         np.where(known_ways, kinds, -1),
         work_of(step.kernels),
         _sources(matches),
@@ -320,7 +320,7 @@ def _posterior(
     off = free_of_limits.drawn(_DRAWS, _SEED)
     limit_w = peak_w * ratio.ratio
     drawn = held(free_of_limits.log + off, *clocks, limit_w)
-    # Of what nothing tells, it is taken that it lasts no longer than the longest that was measured.
+    # What no sample is like is taken to last no longer than the longest that was measured.
     untold, longest = ~guessed.is_told, bent.log_s.max(axis=0)
     drawn[:, 0, untold] = np.minimum(drawn[:, 0, untold], longest)
     return posterior, drawn - held(free_of_limits.log, *clocks, limit_w)
@@ -376,7 +376,7 @@ def _table(
     )
 
 
-def _told(
+def _match_record(
     sample_set: SampleSet,
     confirmed: SampleSet | None,
     kernels: Sequence[Kernel],

@@ -1,8 +1,8 @@
-"""Which measured kernel tells what a kernel of another step costs.
+"""Which measured kernel says what a kernel of another step costs.
 
 A kernel is the same where nothing but its count differs. It has the role of another where the same
 operator, or function of a workload, runs in the same place of the model: its size may differ. Else
-others of its kind tell how cost goes with FLOPs and bytes, and what no sample is like is unmatched.
+kernels of its kind say how cost goes with FLOPs and bytes, and what no sample is like is unmatched.
 
 Shape letters: K known kernels.
 """
@@ -33,9 +33,9 @@ class Match:
     """How one kernel of the new step is known.
 
     Attributes:
-        source: The known kernel it is told by, or of nothing that tells it the one of its role: of
+        source: The known kernel it follows, or where no sample is like it the one of its role: of
             long lists of tensors, an optimizer's, PyTorch's profiler records no size. ``None``
-            where its kind tells it, or nothing does.
+            where its kind says it, or nothing does.
     """
 
     way: MatchWay
@@ -56,7 +56,9 @@ def matched(known: Sequence[Kernel], usable: Bools, kernels: Sequence[Kernel]) -
         same.setdefault(identity(known[k]), k)
         roles[_role(known[k])].append(k)
     kinds = Counter(
-        one.kind for one, tells in zip(known, usable, strict=True) if tells and _is_sized(one)
+        one.kind
+        for one, is_usable in zip(known, usable, strict=True)
+        if is_usable and _is_sized(one)
     )
     found = []
     for kernel in kernels:
@@ -143,7 +145,7 @@ def rows_apart(one: Kernel, other: Kernel) -> float:
 
 
 def _rows(kernel: Kernel) -> list[int]:
-    """Return how long the rows of a kernel's tensors are; of many in one launch it is not told."""
+    """Return how long the rows of a kernel's tensors are; unknown of many in one launch."""
     found = _TENSOR.findall(kernel.launch.shapes) if kernel.launch else []
     each = (sizes.rpartition("x")[2] for dtype, sizes in found if dtype != _SEVERAL)
     return [max(1, int(row or 1)) for row in each]

@@ -1,11 +1,11 @@
-"""What a kernel of a size nobody measured is expected to be, from its role and from its kind.
+"""What a kernel of a size that was not measured is expected to be, from its role and from its kind.
 
 Of one kind, a parameter p of the physics goes with FLOPs F and bytes B as
 
     p = (a·F^q + b·B^q)^(1/q),    a, b >= 0,
 
 where q is 1 for an energy and sharp for cycles, which the scarcer of two units decides. Kernels
-deviate from that with heavy tails, so that one odd kernel does not bend what is said of all others.
+deviate from that with heavy tails, so that one odd kernel does not bend what is said of the rest.
 What a kernel deviates by it keeps at another size, but for what sizes alone change: how many waves
 of blocks there are, what fits into a cache. Of the time that no clock changes a launch's own does
 not grow with the work, and the rest does: it is latency of the same work.
@@ -42,7 +42,7 @@ _OF_STEP = 0.03
 _SCALED = np.array([1.0, 1.0, 1.0, 0.0])
 _BOTH = np.column_stack([_SCALED, 1.0 - _SCALED])  # time as a whole, and work
 _TIME_AND_WORK = _BOTH @ _BOTH.T
-_NOTHING = 1.0  # deviation of a kernel of which not even a kind tells
+_NOTHING = 1.0  # deviation of a kernel of which not even a kind is known
 _TAILS = 3.0  # degrees of freedom of Student's t, of how kernels deviate from their kind
 _PER_KIND = PER_KERNEL + 2  # errors that all kernels of a kind have in common
 _TINY = 1e-9
@@ -57,11 +57,11 @@ class Unseen:
     Attributes:
         parameters: Shape (N, P).
         by_source: How they move with those of their sources. Shape (N, P, P).
-        cov: What is unsure of them beside what is unsure of their sources. Shape (N, P, P).
-        is_told: Of which something was measured that tells them. Shape (N,).
+        cov: What is unsure of them besides what is unsure of their sources. Shape (N, P, P).
+        is_told: Of which something like them was measured. Shape (N,).
         kept: How much of what its source's rows say beyond the physics holds for each. Shape (N,).
         by_kind: How they move with what is unsure of their kinds, each over its deviation: all
-            kernels of a kind are told by the same line. Q of them. Shape (N, P, Q).
+            kernels of a kind follow the same line. Q of them. Shape (N, P, Q).
     """
 
     parameters: Floats
@@ -133,9 +133,9 @@ def unseen(
         kept=np.zeros(count),
         by_kind=np.zeros((count, PER_KERNEL, _PER_KIND * len(set(kinds.tolist()) - {-1}))),
     )
-    told = known.of(usable)
+    measured = known.of(usable)
     # The one with least to compute shows best what any launch takes.
-    launch = float(told.parameters[np.argmin(told.parameters[:, CORE]), FIXED])
+    launch = float(measured.parameters[np.argmin(measured.parameters[:, CORE]), FIXED])
     laws = {
         kind: KindLaws(known.of(usable & (known.kinds == kind) & (known.work[1] > 0.0)), launch)
         for kind in set(kinds.tolist()) - {-1}
@@ -152,8 +152,8 @@ def unseen(
             made.cov[n] = _NOTHING**2 * _TIME_AND_WORK
             continue
         if kind < 0:
-            made.parameters[n] = np.median(told.parameters, axis=0)
-            made.cov[n] += np.diag(np.var(told.parameters, axis=0) + _NOTHING**2)
+            made.parameters[n] = np.median(measured.parameters, axis=0)
+            made.cov[n] += np.diag(np.var(measured.parameters, axis=0) + _NOTHING**2)
             continue
         if k < 0:
             made.parameters[n] = laws[kind].expected(work[:, n])
@@ -222,7 +222,7 @@ class KindLaws:
             alike: How much of what its size changes holds for the other size too.
 
         Returns:
-            Parameters, (P,), how they move with the source's and what is unsure beside, (P, P).
+            Parameters, (P,), how they move with the source's and what is unsure besides, (P, P).
         """
         before, now = self.expected(known), self.expected(work)
         away = source - before

@@ -36,7 +36,7 @@ def test_a_smaller_step_costs_what_physics_says_within_the_errors_told(smaller: 
 
     off = []
     for k, kernel in enumerate(step.kernels):
-        match = smaller.told.matches[kernel.name]
+        match = smaller.matches.matches[kernel.name]
         true_s, _ = true_costs(kernel, BOOST_MHZ)
         off.append(np.log(table.time_s[k, boost] / kernel.count / true_s) / match.time_spread)
         if match.way is MatchWay.ROLE:
@@ -91,9 +91,9 @@ def test_what_is_like_nothing_measured_stays_at_auto(samples: SampleSet) -> None
         "odd",
         "all-reduce x",
     ]
-    assert found.told.matches["odd"].way is MatchWay.NONE
-    assert found.told.matches["all-reduce x"].way is MatchWay.LINK
-    assert found.told.matches["odd"].time_spread > 1.0
+    assert found.matches.matches["odd"].way is MatchWay.NONE
+    assert found.matches.matches["all-reduce x"].way is MatchWay.LINK
+    assert found.matches.matches["odd"].time_spread > 1.0
     # Of links a time is assumed, however long; of what nothing tells, the longest measured is most.
     each, boards = table.launches.time_s, found.estimated.boards
     assert boards is not None
@@ -141,11 +141,11 @@ def test_kernels_that_were_measured_after_all_are_the_same(samples: SampleSet) -
         windows=tuple(w for w in own.windows if w.kernel in names),
     )
     found = carried(samples, step, confirmed=some)
-    assert found.told.confirmed == tuple(kernel.name for kernel in step.kernels[2:5])
-    assert all(found.told.matches[name].way is MatchWay.SAME for name in names)
-    before = carried(samples, step).told.matches
+    assert found.matches.confirmed == tuple(kernel.name for kernel in step.kernels[2:5])
+    assert all(found.matches.matches[name].way is MatchWay.SAME for name in names)
+    before = carried(samples, step).matches.matches
     assert all(
-        found.told.matches[name].energy_spread < before[name].energy_spread for name in names
+        found.matches.matches[name].energy_spread < before[name].energy_spread for name in names
     )
 
 
