@@ -275,7 +275,17 @@ def best_choice(
         return candidate
 
     def below(aim: Aim) -> Candidate | None:
-        return _below(table, task, Effort.QUICK if risk is not None else far, aim)
+        """Return the choice whose step settles best within an aim."""
+        least = Effort.QUICK if risk is not None else far
+        cheapest = cheapest_within(table, task.groups, least, aim).choice
+        if cheapest is not None:
+            setting = task.groups.spread(cheapest)
+        else:
+            fast = fastest(table, task.groups, least)
+            if fast is None or fast[1].time_change + aim.paid(fast[0]) > aim.slowdown:
+                return None
+            setting, _ = fast
+        return Candidate(setting=setting, proof=proof_of_held(table, task.groups, least, setting))
 
     together = task.aggregate is Aggregate.GLOBAL
     candidate = within_confidence(
@@ -293,26 +303,17 @@ def best_choice(
         candidate = min(
             kept, key=lambda each: choice_cost(table, each.setting).energy_j, default=None
         )
-    candidate = _lowered(table, task, risk, candidate)
+    if candidate is not None and _is_held(table, task, candidate):
+        # Ask for no higher clock than the cap leaves, where that keeps time: the same to the mean
+        # board, and not to one that the cap holds less.
+        asked = as_it_runs(table, task.groups, candidate.setting)
+        if keeps(table, goal, risk, asked):
+            candidate = dataclasses.replace(candidate, setting=asked)
     # Auto is as fast as auto, whatever else is unsure.
     if goal.max_slowdown >= 0 and (candidate is None or _costs_more(table, candidate, risk)):
         auto = task.groups.spread(np.full(len(task.groups.time_s), table.baseline))
         return Candidate(setting=auto, proof=Proof(status=Status.OPTIMAL, gap=0.0))
     return candidate
-
-
-def _lowered(
-    table: CostTable, task: Task, risk: RiskModel | None, candidate: Candidate | None
-) -> Candidate | None:
-    """Return a choice that asks for no higher clock than the cap leaves, where that keeps time.
-
-    A lower ceiling is the same to the mean board, and not to one that the cap holds less.
-    """
-    if candidate is None or not _is_held(table, task, candidate):
-        return candidate
-    asked = as_it_runs(table, task.groups, candidate.setting)
-    kept = keeps(table, task.goal, risk, asked)
-    return dataclasses.replace(candidate, setting=asked) if kept else candidate
 
 
 def within_less(
@@ -400,16 +401,3 @@ def _free(table: CostTable, task: Task, effort: Effort) -> Candidate | None:
     else:
         proof = Proof(status=Status.BOUNDED, gap=None)
     return dataclasses.replace(free, proof=proof)
-
-
-def _below(table: CostTable, task: Task, effort: Effort, aim: Aim) -> Candidate | None:
-    """Return the choice whose step settles best within an aim."""
-    below = cheapest_within(table, task.groups, effort, aim)
-    if below.choice is not None:
-        setting = task.groups.spread(below.choice)
-    else:
-        fast = fastest(table, task.groups, effort)
-        if fast is None or fast[1].time_change + aim.paid(fast[0]) > aim.slowdown:
-            return None
-        setting, _ = fast
-    return Candidate(setting=setting, proof=proof_of_held(table, task.groups, effort, setting))

@@ -99,32 +99,28 @@ def served(
                 ratios.setdefault(cost.clocks, []).append(share)
     everywhere = {clocks: sum(of) for clocks, of in ratios.items() if len(of) == len(steps)}
     fixed = min(everywhere, key=lambda clocks: everywhere[clocks], default=None)
-    return tuple(_bucket(step, budget, fixed) for step in steps), fixed
+    buckets = []
+    for step in steps:
+        kept = [cost for cost in step.costs if budget.keeps(cost, step)]
+        least = min(step.costs, key=budget.late_s)
+        buckets.append(
+            ServingBucket(
+                pass_=step.phase,
+                batch=step.batch,
+                context=step.context,
+                tokens=step.tokens,
+                auto=step.costs[0],
+                chosen=min(kept, key=lambda cost: cost.energy_j) if kept else least,
+                fixed=next((cost for cost in step.costs if cost.clocks == fixed), None),
+                frontier=frontier(step.costs),
+                obstacle="" if kept else _obstacle(step, budget, least),
+            )
+        )
+    return tuple(buckets), fixed
 
 
-def _bucket(step: ServedStep, budget: ServingBudget, fixed: Clocks | None) -> ServingBucket:
-    kept = [cost for cost in step.costs if budget.keeps(cost, step)]
-    chosen = min(kept, key=lambda cost: cost.energy_j) if kept else _fastest(step, budget)
-    return ServingBucket(
-        pass_=step.phase,
-        batch=step.batch,
-        context=step.context,
-        tokens=step.tokens,
-        auto=step.costs[0],
-        chosen=chosen,
-        fixed=next((cost for cost in step.costs if cost.clocks == fixed), None),
-        frontier=frontier(step.costs),
-        obstacle="" if kept else _obstacle(step, budget),
-    )
-
-
-def _fastest(step: ServedStep, budget: ServingBudget) -> ServingCost:
-    return min(step.costs, key=budget.late_s)
-
-
-def _obstacle(step: ServedStep, budget: ServingBudget) -> str:
-    """Say which budget of a step no clocks keep, and which they would."""
-    least = _fastest(step, budget)
+def _obstacle(step: ServedStep, budget: ServingBudget, least: ServingCost) -> str:
+    """Say which budget of a step no clocks keep, and which they would at the least."""
     at = "auto" if least.clocks.is_auto else str(least.clocks)
     name, limit_s = budget.limit_s(step.phase)
     late_s = budget.late_s(least)

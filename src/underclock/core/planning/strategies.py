@@ -29,7 +29,7 @@ from underclock.core.planning.best_choice import (
 from underclock.core.planning.chance_constraint import Candidate, Proof, RiskModel
 from underclock.core.solvers import Effort, Problem, subsampled, supported
 from underclock.core.step.cost_table import CostTable
-from underclock.core.step.power_capped_step import Grouped, against_auto, grouped
+from underclock.core.step.power_capped_step import against_auto, grouped
 from underclock.records import Aggregate, Arm, Cost, Granularity, Status, Strategy
 
 _FRONTIER_POINTS = 200
@@ -81,15 +81,15 @@ def compare_strategies(
     frontier = tuple(
         against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)
     )
-    # Under a cap the frontier begins with the fastest choice that the cap leaves alone.
-    held = table.power_cap is not None and goal.aggregate is Aggregate.GLOBAL
+    fastest_s = groups.time_s.min(axis=1)
+    if goal.aggregate is Aggregate.LOCAL:  # of the slowest group
+        fastest = float((fastest_s / groups.auto_s(table)).max()) - 1.0
+    elif table.power_cap is None:
+        fastest = math.fsum(fastest_s) / table.auto_time_s - 1.0
+    else:  # the frontier begins with the fastest choice that the cap leaves alone
+        fastest = frontier[0].time_change
     return ComparedStrategies(
-        arms=solved.arms,
-        settings=solved.settings,
-        fastest_change=frontier[0].time_change
-        if held
-        else _fastest_change(table, groups, goal.aggregate),
-        frontier=frontier,
+        arms=solved.arms, settings=solved.settings, fastest_change=fastest, frontier=frontier
     )
 
 
@@ -139,7 +139,13 @@ def solve_strategies(
         if found is not None:
             own = as_neighbours(table, found.setting)
             found = dataclasses.replace(found, setting=own)
-        stricter = [settings[each] for each in _stricter(strategy, goal) if each in settings]
+        # A pass or a kernel that keeps a budget by itself may not have clocks of one that need not.
+        less_free: tuple[Strategy, ...] = ()
+        if strategy is Strategy.KERNEL_GLOBAL:
+            less_free = (Strategy.BEST_FIXED, Strategy.PASS, Strategy.KERNEL_LOCAL)
+        elif strategy is Strategy.PASS and goal.aggregate is Aggregate.GLOBAL:
+            less_free = (Strategy.BEST_FIXED,)
+        stricter = [settings[each] for each in less_free if each in settings]
         stricter += within_less(table, task, risk, effort)
         if granularity is Granularity.KERNEL and table.left is not None:
             stricter = [np.where(table.left, table.baseline, each) for each in stricter]
@@ -152,17 +158,6 @@ def solve_strategies(
         arm = Arm.of(strategy, choice_cost(table, setting), proof.status, proof.gap)
         arms.append(arm if risk is None else with_intervals(arm, risk.predicted_change(setting)))
     return SolvedStrategies(arms=tuple(arms), settings=settings)
-
-
-def _stricter(strategy: Strategy, goal: Goal) -> tuple[Strategy, ...]:
-    """Return the strategies whose every choice this one may make as well, if it keeps the budget.
-
-    A pass or a kernel that keeps a budget by itself may not have the clocks of one that need not.
-    """
-    if strategy is Strategy.KERNEL_GLOBAL:
-        return (Strategy.BEST_FIXED, Strategy.PASS, Strategy.KERNEL_LOCAL)
-    together = strategy is Strategy.PASS and goal.aggregate is Aggregate.GLOBAL
-    return (Strategy.BEST_FIXED,) if together else ()
 
 
 def _at_least(
@@ -190,11 +185,3 @@ def _at_least(
     known = bound <= value(best)  # else what was proven was not of what costs are here
     proof = Proof.within(bound, value(best)) if known else Proof(status=Status.BOUNDED, gap=None)
     return Candidate(setting=best, proof=proof)
-
-
-def _fastest_change(table: CostTable, groups: Grouped, aggregate: Aggregate) -> float:
-    """Return the least time change that any choice can reach; alone, of the slowest group."""
-    fastest_s = groups.time_s.min(axis=1)
-    if aggregate is Aggregate.LOCAL:
-        return float((fastest_s / groups.auto_s(table)).max()) - 1.0
-    return math.fsum(fastest_s) / table.auto_time_s - 1.0

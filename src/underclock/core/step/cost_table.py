@@ -61,7 +61,13 @@ def unmeasured(sample_set: SampleSet) -> Unmeasured:
     reached = {sample.kernel for sample in sample_set.samples}
     missing = [k for k, one in enumerate(sample_set.kernels) if one.name not in reached]
     launch_s = in_step_s(sample_set) if missing and sample_set.in_situ else None
-    power_w = _powers_w(sample_set)
+    # The power of each kernel alone at auto, nan where it was not run. Shape (K,).
+    sums = {kernel.name: np.zeros(2) for kernel in sample_set.kernels}
+    for sample in sample_set.samples:
+        if sample.asked == AUTO and sample.kernel in sums:
+            sums[sample.kernel] += sample.energy_j, sample.time_s
+    with np.errstate(invalid="ignore"):
+        power_w = np.array([energy_j / time_s for energy_j, time_s in sums.values()])
     known = np.flatnonzero(np.isfinite(power_w))
     if launch_s is None or not len(known):
         return empty
@@ -77,23 +83,20 @@ def unmeasured(sample_set: SampleSet) -> Unmeasured:
     expected_w = np.clip(expected_w, power_w[known].min(), power_w[known].max())
     variance = spreads_w**2 - gain * of_sum
     share = float(taken_s[places].sum() / taken_s.sum())
+    names = first_and_more([sample_set.kernels[k].name for k in missing])
+    takes, was = ("take", "were") if len(missing) > 1 else ("takes", "was")
+    warning = (
+        f"{names} {was} never run alone and {takes} {100.0 * share:.2g} % of the "
+        "step's time: times are those inside the step, powers what other kernels leave of the "
+        "step's, both less sure at other clocks; `underclock measure` goes on from here"
+    )
     return Unmeasured(
         places=places,
         time_s=launch_s[places],
         power_w=expected_w,
         spread=np.sqrt(variance) / expected_w,
-        warnings=(_sentence([sample_set.kernels[k].name for k in missing], share),),
+        warnings=(warning,),
     )
-
-
-def _powers_w(sample_set: SampleSet) -> Floats:
-    """Return the power of each kernel alone at auto, ``nan`` where it was not run. Shape (K,)."""
-    sums = {kernel.name: np.zeros(2) for kernel in sample_set.kernels}
-    for sample in sample_set.samples:
-        if sample.asked == AUTO and sample.kernel in sums:
-            sums[sample.kernel] += sample.energy_j, sample.time_s
-    with np.errstate(invalid="ignore"):
-        return np.array([energy_j / time_s for energy_j, time_s in sums.values()])
 
 
 def _of_kind(sample_set: SampleSet, places: Ints, power_w: Floats) -> tuple[Floats, Floats]:
@@ -108,15 +111,6 @@ def _of_kind(sample_set: SampleSet, places: Ints, power_w: Floats) -> tuple[Floa
         means.append(float(alike.mean()))
         spreads.append(max(float(alike.std()), _LEAST_SPREAD * means[-1]))
     return np.array(means), np.array(spreads)
-
-
-def _sentence(names: list[str], share: float) -> str:
-    takes, was = ("take", "were") if len(names) > 1 else ("takes", "was")
-    return (
-        f"{first_and_more(names)} {was} never run alone and {takes} {100.0 * share:.2g} % of the "
-        "step's time: times are those inside the step, powers what other kernels leave of the "
-        "step's, both less sure at other clocks; `underclock measure` goes on from here"
-    )
 
 
 def step_mhz(sample_set: SampleSet) -> float | None:
@@ -290,6 +284,8 @@ def cost_table(
     kernels, counts = sample_set.kernels, waited_counts(sample_set.kernels)[:, None]
     # Idle power is unknown here, so all energy of an overlapped launch counts.
     beside_j = overlapped_counts(kernels) * energy_j[:, chosen]
+    taken, expected = len(sample_set.samples), sample_set.expected_samples
+    partial = f"{taken} of {expected} samples are taken: `underclock measure` goes on from here"
     table = CostTable(
         kernels=kernels,
         settings=settings,
@@ -303,7 +299,7 @@ def cost_table(
             *overlap_notes(kernels, time_s[:, chosen]),
             *_lonely(sample_set, time_s, imputed),
             *imputed.warnings,
-            *_partial(sample_set),
+            *([] if expected is None or taken >= expected else [partial]),
         ),
     )
     if not sample_set.in_situ or not settings[chosen].is_auto:
@@ -417,13 +413,6 @@ def _lonely(sample_set: SampleSet, time_s: Floats, imputed: Unmeasured) -> tuple
         return ()
     verb = "was" if len(names) == 1 else "were"
     return (f"{first_and_more(names)} {verb} measured at one clock pair only: it stays there",)
-
-
-def _partial(sample_set: SampleSet) -> tuple[str, ...]:
-    taken, expected = len(sample_set.samples), sample_set.expected_samples
-    if expected is None or taken >= expected:
-        return ()
-    return (f"{taken} of {expected} samples are taken: `underclock measure` goes on from here",)
 
 
 def overlapped(kernels: Sequence[Kernel]) -> Bools:

@@ -169,8 +169,14 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     error = estimated.step_error[0] * STANDARD[:, None]
     each = boards.auto[:, 0] / boards.expected[0] * np.exp(error)
     least, most = estimated.table.auto_time_s * np.quantile(each, WITHIN)
+    between = f"{format_duration(float(least))} to {format_duration(float(most))}"
+    basis = (
+        f"{step.name} was not measured: its costs are carried over from samples of "
+        f"{sample_set.workload}, which say that it takes {between} at auto (95 %); "
+        "`underclock validate` tries the plan"
+    )
     warnings = (
-        _sentence(sample_set, step, (float(least), float(most))),
+        basis,
         *table.warnings,
         *_of_another_model(table, apart),
     )
@@ -402,16 +408,6 @@ def _match_record(
             )
             for name, match, time, energy in zip(names, matches, *spreads, strict=True)
         },
-    )
-
-
-def _sentence(sample_set: SampleSet, step: Step, auto_s: tuple[float, float]) -> str:
-    """Say what the numbers rest on, and how well auto itself is known."""
-    least_s, most_s = map(format_duration, auto_s)
-    return (
-        f"{step.name} was not measured: its costs are carried over from samples of "
-        f"{sample_set.workload}, which say that it takes {least_s} to {most_s} at auto (95 %); "
-        "`underclock validate` tries the plan"
     )
 
 
