@@ -5,7 +5,7 @@ A process is what runs at auto or under the plan, a thread a stream of it; each 
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -16,15 +16,6 @@ from underclock.records.job import JobPlan, Span
 from underclock.report.step_data import at_auto, freely_planned
 
 _Event = dict[str, Any]
-
-
-class _Run(NamedTuple):
-    """A launch as it is expected."""
-
-    name: str
-    clocks: Clocks
-    time_s: float
-    energy_j: float | None
 
 
 def step_trace(plan: Plan) -> str:
@@ -41,11 +32,11 @@ def step_trace(plan: Plan) -> str:
             f"the plan of {plan.workload} has no order of launches, so there is no timeline",
             hint="plan samples of a traced step or a workload; `Plan.to_pandas` has the clocks",
         )
-    events = [*_timed(0, f"auto ({plan.stands_on})", list(_runs(plan, at_auto(plan))))]
+    events = [*_timed(0, f"auto ({plan.stands_on})", plan, at_auto(plan))]
     title = (
         f"plan: {plan.chosen}{', a bound' if plan.bound is plan.chosen else ''} ({plan.stands_on})"
     )
-    events += _timed(1, title, list(_runs(plan, _planned(plan))))
+    events += _timed(1, title, plan, _planned(plan))
     return _text(events)
 
 
@@ -57,29 +48,29 @@ def _planned(plan: Plan) -> Iterable[tuple[int, Clocks, float, float | None]]:
     return zip(plan.order, held.clocks, held.launch_s, energies_j, strict=True)
 
 
-def _runs(
-    plan: Plan, launches: Iterable[tuple[int, Clocks, float, float | None]]
-) -> Iterator[_Run]:
-    """Yield launches by name, at clocks that are held, or that auto is expected to come to."""
-    for at, held, time_s, energy_j in launches:
-        name, clocks = plan.runs[at].name, held
-        if held.core_mhz is None:
-            clocks = replace(held, core_mhz=plan.kernels[name].auto_core_mhz)
-        yield _Run(name, clocks, time_s, energy_j)
+def _timed(
+    process: int,
+    title: str,
+    plan: Plan,
+    launches: Iterable[tuple[int, Clocks, float, float | None]],
+) -> Iterator[_Event]:
+    """Yield launches one after another, and counters of what is known of all of them.
 
-
-def _timed(process: int, title: str, runs: Sequence[_Run]) -> Iterator[_Event]:
-    """Yield launches one after another, and counters of what is known of all of them."""
+    Clocks are those that are held, or that auto is expected to come to.
+    """
     yield _named(process, title)
-    ends_s = list(itertools.accumulate((run.time_s for run in runs), initial=0.0))
-    energies_j = [run.energy_j for run in runs]
+    order, held, times_s, energies_j = zip(*launches, strict=True)
+    names = [plan.runs[at].name for at in order]
+    clocks = [
+        replace(each, core_mhz=plan.kernels[name].auto_core_mhz) if each.core_mhz is None else each
+        for name, each in zip(names, held, strict=True)
+    ]
+    ends_s = list(itertools.accumulate(times_s, initial=0.0))
     spent_j = itertools.accumulate((each or 0.0 for each in energies_j), initial=0.0)
     counters: dict[str, list[float | None]] = {
-        "core clock (MHz)": [run.clocks.core_mhz for run in runs],
-        "memory clock (MHz)": [run.clocks.mem_mhz for run in runs],
-        "power (W)": [
-            each and each / run.time_s for each, run in zip(energies_j, runs, strict=True)
-        ],
+        "core clock (MHz)": [each.core_mhz for each in clocks],
+        "memory clock (MHz)": [each.mem_mhz for each in clocks],
+        "power (W)": [j and j / s for j, s in zip(energies_j, times_s, strict=True)],
         "energy (J)": [None] if None in energies_j else list(spent_j),
     }
     for name, values in counters.items():
@@ -90,10 +81,10 @@ def _timed(process: int, title: str, runs: Sequence[_Run]) -> Iterator[_Event]:
             if value is not None and value != before:
                 yield _counter(process, name, at_s, value)
             before = value
-    for run, (begins_s, end_s) in zip(runs, itertools.pairwise(ends_s), strict=True):
-        energy = {} if run.energy_j is None else {"energy_j": run.energy_j}
-        arguments = {"clocks": str(run.clocks), **energy}
-        yield _slice(process, 0, run.name, (begins_s, end_s), arguments)
+    spans = itertools.pairwise(ends_s)
+    for name, each, energy_j, span in zip(names, clocks, energies_j, spans, strict=True):
+        energy = {} if energy_j is None else {"energy_j": energy_j}
+        yield _slice(process, 0, name, span, {"clocks": str(each), **energy})
 
 
 def job_trace(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> str:
