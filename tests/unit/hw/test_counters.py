@@ -14,7 +14,6 @@ from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.watching import ClockWatch
 from underclock.records import (
-    AUTO,
     Clocks,
     Evidence,
     GpuInfo,
@@ -161,16 +160,6 @@ def _replay() -> ReplayMeasurer:
             windows=rows,
         )
     )
-
-
-def test_repeats_of_a_replay_cycle_through_its_rows() -> None:
-    measurer = _replay()
-    with measurer.hold(AUTO):
-        times_s = [measurer.measure([_KERNEL], repeat).time_s for repeat in range(3)]
-
-    assert times_s == [1.0, 2.0, 1.0]
-    assert measurer.repeats(_KERNEL, AUTO) == 2
-    assert measurer.now_s() == 0.0
 
 
 def test_a_replay_cannot_run_what_was_not_measured() -> None:

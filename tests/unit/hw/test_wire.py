@@ -107,17 +107,6 @@ def test_whoever_connects_is_answered_and_known(tmp_path: Path) -> None:
             assert connection.recv(100).decode() == str(os.getpid())
 
 
-def test_an_answer_is_waited_for_only_so_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wire, "_ANSWER_S", 0.05)
-    with listening(tmp_path / "s"):
-        connection = wire.Connection(str(tmp_path / "s"))
-        with pytest.raises(Gone, match=r"said nothing for 0\.05 s"):
-            connection.ask({"do": "nothing"})
-        connection.close()
-
-
 def test_the_life_of_a_process_is_known_until_its_end() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         life = Life(process.pid)

@@ -83,16 +83,6 @@ def test_without_an_optimizer_steps_end_where_backward_passes_begin(ends: Ends) 
     assert ends.boundaries.source is BoundarySource.BACKWARD
 
 
-def test_without_an_optimizer_gradients_that_are_asked_for_end_steps_too(ends: Ends) -> None:
-    one = weight()
-    for _ in range(10):
-        inner = torch.autograd.grad(one.square().sum(), one, create_graph=True)
-        (gradient,) = torch.autograd.grad(inner[0].square().sum(), one)
-        with torch.no_grad():
-            one -= 0.1 * gradient
-    assert ends.count == 2
-
-
 def test_an_optimizer_that_comes_later_ends_the_steps(ends: Ends) -> None:
     critic, generator = torch.optim.SGD([weight()]), torch.optim.SGD([weight()])
     ended = []

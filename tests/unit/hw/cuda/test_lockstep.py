@@ -20,9 +20,7 @@ from underclock.hw.lockstep import (
     Done,
     EndLoop,
     FollowingRank,
-    HoldClocks,
     LaunchOnce,
-    LeadersLeases,
     LeadingRank,
     RankPace,
     StepKernels,
@@ -32,11 +30,10 @@ from underclock.hw.lockstep import (
 )
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.records import AUTO, Clocks, Kernel, Mix
+from underclock.records import Kernel, Mix
 from underclock.testing import simulated_driver
 
 _STEP = (Kernel(name="mm"), Kernel(name="allreduce"))
-_LOW = Clocks(core_mhz=1200)
 
 
 class Said:
@@ -122,11 +119,6 @@ class Rank:
         self.launched.append((names, mix, count))
 
 
-def _wait_for(feed: Feed, launches: int) -> None:
-    while feed.progress().launches < launches:
-        threading.Event().wait(1e-4)
-
-
 @pytest.fixture
 def gpu() -> Iterator[NvmlGpu]:
     with simulated_driver("a100"), nvml_session():
@@ -142,61 +134,6 @@ def _following(rank: Rank, ear: Ear, gpu: NvmlGpu) -> Callable[[], None]:
             follower.follow(rank.loop, _STEP, leases)
 
     return follow
-
-
-def test_followers_launch_what_the_leader_launches_as_often(gpu: NvmlGpu) -> None:
-    line = Said()
-    leader = LeadingRank(line.say)
-    leading = Rank(leader, takes_s=0.1)
-    ranks = [
-        Rank(RankPace(), takes_s=takes_s) for takes_s in (0.02, 0.5)
-    ]  # others would launch 50, 2
-    threads = [threading.Thread(target=_following(rank, line.ear(), gpu)) for rank in ranks]
-    for thread in threads:
-        thread.start()
-
-    mix = Mix(launches=2, hot=1)
-    with leader.leading(_STEP):
-        with leading.loop(_STEP[:1]) as loop:
-            _wait_for(loop, 30)
-        with leading.loop(_STEP, mix) as loop:
-            _wait_for(loop, 70)
-    for thread in threads:
-        thread.join(10)
-
-    assert [names for names, *_ in leading.launched] == [("mm",), ("mm", "allreduce")]
-    assert [given for _, given, _ in leading.launched] == [None, mix]
-    assert all(rank.launched == leading.launched for rank in ranks)
-
-
-def test_followers_hold_the_clocks_that_the_leader_holds(gpu: NvmlGpu) -> None:
-    line = Said()
-    leader = LeadingRank(line.say)
-    with leader.leading(_STEP), LeadersLeases(gpu, leader) as leases:
-        with leases.hold(_LOW):
-            pass
-        with leases.hold(AUTO):
-            pass
-    assert line.decoded() == [
-        StepKernels(("mm", "allreduce")),
-        HoldClocks(_LOW),
-        HoldClocks(AUTO),
-        HoldClocks(AUTO),
-        HoldClocks(AUTO),
-        Done(),
-    ]
-
-    held: list[Clocks] = []
-
-    class NotingGpu(NvmlGpu):
-        def lock(self, clocks: Clocks) -> None:
-            held.append(clocks)
-
-        def unlock(self) -> None:
-            held.append(AUTO)
-
-    _following(Rank(RankPace(), 1.0), line.ear(), NotingGpu())()
-    assert held == [_LOW, AUTO]
 
 
 def test_a_follower_without_room_waits_for_what_the_leader_does_instead(gpu: NvmlGpu) -> None:

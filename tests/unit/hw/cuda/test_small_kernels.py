@@ -119,19 +119,6 @@ def test_durations_follow_the_clock_and_starts_are_on_the_hosts(domain: Domain) 
     assert starts_s[at] - starts_s[0] == pytest.approx(changed_s, abs=0.01)
 
 
-def test_hot_products_run_among_them_for_a_while_and_then_none() -> None:
-    gpu, clock = MadeUpGpu(), SystemClock()
-    ran = CudaSmallKernels(2000, gpu.torch).run(lambda: clock.sleep_s(0.8), Domain.CORE, 0.6)
-    starts_s, durations_s, hot = ran.T
-
-    cool = int(np.argmin(hot))
-    assert hot[:cool].all()
-    assert not hot[cool:].any()
-    assert gpu.ran.count("product") == cool + 1  # one is run before
-    assert durations_s == pytest.approx(2e-4)
-    assert np.diff(starts_s)[: cool - 1] == pytest.approx(2e-4 + _PRODUCT_S)
-
-
 def test_without_pytorch_the_sentence_says_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
         raise NotSupportedError("PyTorch sees no CUDA device")

@@ -145,39 +145,10 @@ def test_a_shape_that_depends_on_data_ends_a_part_wherever_it_hides(tape: Tape) 
     assert len(parts.graphs) == 1 + parts.between["aten::nonzero"]
 
 
-def test_numbers_that_sizes_are_made_of_are_remembered(tape: Tape) -> None:
-    x = torch.arange(6.0)
-
-    def step(_fake: object) -> None:
-        x[x > 2].sum().item()  # 3 of them; a number with a fraction is no size
-        torch.tensor([9, 7, 9, 8]).unique()  # 3 as well
-        torch.tensor(41).item()
-        torch.tensor(-5).item()
-        torch.tensor(5) == 5  # noqa: B015 - nobody reads it
-
-    parts, _ = run(tape, step)
-    assert parts.sizes == {3, 41}
-    assert Parts(fake_torch(tape)).sizes == set()
-
-
 def _recorded(fake: Any) -> Any:
     event = fake.cuda.Event()
     event.recorded = 1
     return event
-
-
-def test_an_event_that_takes_the_time_is_recorded_between_parts(tape: Tape) -> None:
-    def step(fake: Any) -> object:
-        begun, ended, ordering = (fake.cuda.Event(enable_timing=t) for t in (True, True, False))
-        begun.record()
-        ordering.record("side")
-        ended.record("side")
-        ended.record()
-        return begun.elapsed_time(ended), [e.recorded for e in (begun, ended, ordering)]
-
-    parts, result = run(tape, step)
-    assert result == (1.0, [1, 2, 1])
-    assert parts.between == {"Event.record": 3, "Event.elapsed_time": 1}
 
 
 EIGEN = [("aten::linalg_eigh", "aten::_linalg_eigh")]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from underclock.errors import StuckError
-from underclock.hw.cuda.state import Snapshot, preserved, same_batches
+from underclock.hw.cuda.state import preserved, same_batches
 
 torch: Any  # imported when the first test here runs: it takes seconds, whoever collects tests
 COUNTER = 0
@@ -124,24 +124,6 @@ def test_it_is_put_back_when_the_block_is_interrupted(
     assert trainer.state() == before
 
 
-def test_what_a_called_object_counts_is_put_back() -> None:
-    class Loop:
-        def __init__(self) -> None:
-            self.done = 0
-
-        def __call__(self) -> None:
-            self.done += 1
-
-        def run(self) -> None:
-            self.done += 1
-
-    loop = Loop()
-    for step in (loop, loop.run):
-        with preserved(step):
-            step()
-        assert loop.done == 0
-
-
 def test_a_stuck_gpu_is_not_waited_for(trainer: Trainer) -> None:
     before = trainer.state()
 
@@ -153,50 +135,6 @@ def test_a_stuck_gpu_is_not_waited_for(trainer: Trainer) -> None:
     with pytest.raises(StuckError):
         stuck()
     assert trainer.state() != before
-
-
-def test_what_a_closure_holds_is_put_back_beside_a_name_that_is_not_bound_yet() -> None:
-    weights, runs = torch.zeros(3), 0
-
-    def step() -> None:
-        nonlocal runs
-        weights.add_(1.0)
-        runs += 1
-        if runs < 0:
-            late()
-
-    with preserved(step):  # the cell of `late` is still empty
-        step()
-        assert (weights.tolist(), runs) == ([1.0, 1.0, 1.0], 1)
-    assert (weights.tolist(), runs) == ([0.0, 0.0, 0.0], 0)
-
-    def late() -> None:
-        raise AssertionError
-
-
-def test_a_later_snapshot_shares_what_an_earlier_one_holds() -> None:
-    """It puts the model back where it was at first, and the optimiser's state where it is now."""
-    weight = torch.ones(4, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.9)
-    first = Snapshot()
-
-    def step() -> None:
-        optimizer.zero_grad()
-        (weight * 2).sum().backward()
-        optimizer.step()
-
-    step()
-    momentum = optimizer.state[weight]["momentum_buffer"]
-    warm = Snapshot(known=first)
-    shared = {id(copy) for _, copy in first.contents}
-    assert shared <= {id(copy) for _, copy in warm.contents}
-    step()
-    warm.restore()
-    assert weight.tolist() == [1.0] * 4
-    assert optimizer.state[weight]["momentum_buffer"] is momentum
-    assert momentum.tolist() == [2.0] * 4
-    first.restore()
-    assert not optimizer.state
 
 
 @pytest.fixture
@@ -238,13 +176,6 @@ def test_a_step_whose_parameters_are_sharded_is_put_back() -> None:
     assert held() == before
 
 
-def test_what_a_step_gave_back_is_not_written_to() -> None:
-    gathered = torch.ones(64)
-    with preserved():
-        gathered.untyped_storage().resize_(0)
-    assert gathered.untyped_storage().nbytes() == 0
-
-
 class Loader:
     """An iterator that counts."""
 
@@ -279,16 +210,6 @@ def test_every_try_takes_the_same_and_the_next_one_takes_it_again(kind: type[Loa
         assert next(loader) == 1
     assert [next(loader) for _ in range(4)] == [1, 2, 3, 4]
     assert kind.__next__ is own
-
-
-def test_a_loader_that_ends_ends(kind: type[Loader]) -> None:
-    loader = kind(1)
-    with same_batches(fake_torch(kind)) as batches:
-        assert list(loader) == [0]
-        batches.rewind()
-        assert list(loader) == [0]
-    assert list(loader) == [0]
-    assert list(loader) == []
 
 
 def test_nothing_taken_leaves_nothing_behind(kind: type[Loader]) -> None:

@@ -1,13 +1,20 @@
-"""Which launch took how long, of what a profiler saw of graphs and of steps as they are written."""
+"""Which launch took how long, of what a profiler saw, inside a loop."""
 
+import functools
 import itertools
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.errors import DeviceError, MeasurementError, NotSupportedError
+from underclock.hw.base import Durations, Progress
 from underclock.hw.cuda.durations import (
     MARKS,
     EagerRound,
@@ -15,6 +22,9 @@ from underclock.hw.cuda.durations import (
     eager_durations,
     mean_durations,
 )
+from underclock.hw.cuda.feed import CudaLoop, Feed
+from underclock.hw.rounds import Round
+from underclock.records import Mix
 from underclock.records.work import Node, NodeKind, TracedActivity
 
 _MEMSET = Node(kind=NodeKind.MEMSET)
@@ -56,19 +66,6 @@ def test_a_memset_belongs_to_the_launch_it_serves() -> None:
     seen = _in_turn(*(_ran(_ROUND.nodes, took_s) for took_s in rounds))
 
     assert mean_durations(seen, ((_ROUND,),)) == {0: 14.0, 1: 110.0, 2: 8.0}
-
-
-@pytest.mark.parametrize("lost", [slice(2, None), slice(0, 4), slice(0, 0)])
-def test_rounds_seen_in_part_do_not_count(lost: slice) -> None:
-    whole = _ran(_ROUND.nodes, (1, 10, 3, 14, 100, 7))
-    part = _ran(_ROUND.nodes, (9,) * 6)[lost]
-
-    assert mean_durations(_in_turn(*filter(None, (part, whole, part))), ((_ROUND,),)) == {
-        0: 14.0,
-        1: 100.0,
-        2: 7.0,
-    }
-    assert mean_durations(_in_turn(part), ((_ROUND,),)) is None
 
 
 def test_a_step_and_its_coload_are_launched_apart_and_both_must_be_seen() -> None:
@@ -145,7 +142,6 @@ _STEP = ((_FIRST, _SECOND, _THIRD),)
 
 @pytest.mark.parametrize("cut", [0, 1, 2])
 def test_parts_of_a_step_are_told_by_their_turn(cut: int) -> None:
-    """Two parts launch the same; what sets PyTorch's random generator runs between them."""
     fill = _ran([_kernel("fill")], [1])
     step = [
         _ran(_FIRST.nodes, (10, 1)),
@@ -164,7 +160,6 @@ _EAGER_STEP = (
     Node(kind=NodeKind.KERNEL, function="mm"),
     Node(kind=NodeKind.KERNEL, function="gelu"),
 )
-_EAGER_ROUND = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1)
 
 
 def ran(function: str, start_s: float, duration_s: float) -> TracedActivity:
@@ -230,11 +225,6 @@ def test_a_few_launches_may_differ(
     assert {place: found.mean_s[place] for place in expected} == pytest.approx(expected)
 
 
-def test_a_step_that_launches_something_else_tells_nothing() -> None:
-    others = calls(("a", 4.0, 1.0), ("b", 5.0, 1.0), ("c", 6.0, 1.0))
-    assert eager_durations([mark(0.0), *others, mark(13.0)], _EAGER_ROUND) is None
-
-
 def test_coload_is_told_apart_by_its_place_at_the_end() -> None:
     round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1, coload=(2, 2, 3))
     coload = [ran("mm", 13.0, 3.0), ran("mm", 16.0, 5.0), ran("spin_kernel", 21.0, 7.0)]
@@ -244,6 +234,233 @@ def test_coload_is_told_apart_by_its_place_at_the_end() -> None:
     assert found.mean_s == {0: 8.0, 1: 2.0, 2: 4.0, 3: 7.0}
 
 
-def test_launches_that_took_no_time_tell_nothing() -> None:
-    at_once = calls(("", 4.0, 1.0), ("mm", 13.0, 1.0), ("gelu", 13.0, 1.0))
-    assert eager_durations([mark(0.0), *at_once, mark(13.0)], _EAGER_ROUND) is None
+_GRAPH = GraphLaunch(
+    nodes=(
+        Node(kind=NodeKind.MEMSET),
+        Node(kind=NodeKind.KERNEL, function="mm"),
+        Node(kind=NodeKind.KERNEL, function="spin"),
+    ),
+    places=(0, 0, 2),
+    times={0: 1, 2: 1},
+)
+_CUDA, _HOST = "cuda", "cpu"
+
+
+@dataclass
+class FakeEvent:
+    """One event of Kineto's, as PyTorch 2.8 to 2.13 show it."""
+
+    text: str
+    start: int
+    took: int
+    launch: int
+    device: str = _CUDA
+    annotation: bool = False
+
+    def name(self) -> str:
+        return self.text
+
+    def device_type(self) -> str:
+        return self.device
+
+    def is_user_annotation(self) -> bool:
+        return self.annotation
+
+    def start_ns(self) -> int:
+        return self.start
+
+    def duration_ns(self) -> int:
+        return self.took
+
+    def correlation_id(self) -> int:
+        return self.launch
+
+
+@dataclass
+class FakeProfile:
+    """A profiler that shows what it is given; Kineto's results are not in order."""
+
+    events_: Sequence[FakeEvent]
+    fails: str = ""
+    detaches: str | None = None
+
+    @property
+    def profiler(self) -> Any:
+        shown = SimpleNamespace(events=lambda: list(reversed(self.events_)))
+        return SimpleNamespace(kineto_results=shown)
+
+    def __enter__(self) -> Self:
+        if self.fails:
+            raise RuntimeError(self.fails)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.detaches = os.environ.get("TEARDOWN_CUPTI")
+
+
+@dataclass
+class FakeTorch:
+    """As much of PyTorch as profiling needs."""
+
+    profiles: list[FakeProfile]
+    profiled: bool = False
+
+    @property
+    def autograd(self) -> Any:
+        return SimpleNamespace(
+            DeviceType=SimpleNamespace(CUDA=_CUDA), _profiler_enabled=lambda: self.profiled
+        )
+
+    @property
+    def profiler(self) -> Any:
+        def profile(*, activities: list[str], acc_events: bool) -> FakeProfile:
+            assert activities == ["gpu"]
+            assert acc_events  # or PyTorch warns that there is more than one look
+            return self.profiles.pop(0)
+
+        return SimpleNamespace(
+            profile=profile, ProfilerActivity=SimpleNamespace(CUDA="gpu", CPU="host")
+        )
+
+
+@dataclass
+class FakeFeed(Feed):
+    launches: int = 100
+    error: str = ""
+
+    def progress(self) -> Progress:
+        if self.error:
+            raise DeviceError(self.error)
+        return Progress(launches=self.launches, elapsed_s=self.launches * 2e-3)
+
+    def run_out(self) -> None:
+        raise AssertionError("nobody leads here")
+
+
+@dataclass
+class FakeClock:
+    slept_s: list[float] = field(default_factory=list)
+
+    def now_s(self) -> float:
+        return sum(self.slept_s)
+
+    def sleep_s(self, duration_s: float) -> None:
+        self.slept_s.append(duration_s)
+
+
+_BEGUN_NS = 1_700_000_000_000_000_000  # as a profiler's clock counts
+
+
+def _round_events(launch: int, at_s: float = 0.5) -> list[FakeEvent]:
+    """Return what is seen of a round, so long after the profiler began."""
+    at_ns = _BEGUN_NS + round(at_s * 1e9)
+    return [
+        FakeEvent("Memset (Device)", at_ns, 1_000, launch),
+        FakeEvent("mm", at_ns + 2_000, 100_000, launch),
+        FakeEvent("spin", at_ns + 110_000, 50_000, launch),
+    ]
+
+
+def _rounds() -> list[FakeEvent]:
+    return [*_round_events(1, 0.0), *_round_events(2)]
+
+
+def _loop(
+    profiles: list[FakeProfile],
+    *,
+    feed: FakeFeed | None = None,
+    clock: FakeClock | None = None,
+    events: int = 3,
+) -> CudaLoop:
+    return CudaLoop(
+        torch=FakeTorch(profiles),
+        clock=clock or FakeClock(),
+        feed=feed or FakeFeed(),
+        round=Round.of(1, Mix(idle_s=5e-5)),
+        means=functools.partial(mean_durations, runs=((_GRAPH,),)),
+        rounds=10,
+        events=events,
+    )
+
+
+def test_events_become_durations_by_launch_whatever_else_was_seen() -> None:
+    events = [
+        FakeEvent("aten::mm", 0, 9_000_000, 1, device=_HOST),
+        FakeEvent("cudaGraphLaunch", 0, 9_000, 5, device=_HOST),
+        FakeEvent("a module", 0, 9_000_000, 5, annotation=True),
+        *_round_events(4, 0.0)[1:],  # under way as the profiler began
+        *_round_events(5, 0.5),
+        *_round_events(6, 0.501),
+        *_round_events(7, 0.502)[:1],
+    ]
+    durations = _loop([FakeProfile(events)]).durations(0.5)
+
+    assert durations.kernel_s == pytest.approx((101e-6,))
+    assert durations.idle_s == pytest.approx(50e-6)
+    assert durations.hot_s is None
+
+
+def test_what_is_seen_in_part_only_is_looked_at_again_for_longer() -> None:
+    clock = FakeClock()
+    part = FakeProfile([*_round_events(1, 0.0), *_round_events(2)[1:]])
+    profiles = [part, FakeProfile(_rounds())]
+    assert isinstance(_loop(profiles, clock=clock).durations(0.5), Durations)
+    assert clock.slept_s == [0.3 + 0.5, 0.3 + 1.0]
+
+
+def test_graphs_that_are_never_seen_whole_are_an_error() -> None:
+    part = FakeProfile([*_round_events(1, 0.0), *_round_events(2)[1:]])
+    with pytest.raises(MeasurementError, match=r"in 2\.0 s the profiler saw 2 launches") as caught:
+        _loop([part] * 3).durations(0.5)
+    assert "another program" in caught.value.hint
+
+
+def test_where_the_timestamps_are_taken_that_is_said() -> None:
+    host = FakeEvent("cudaGraphLaunch", 0, 9_000, 5, device=_HOST)
+    with pytest.raises(NotSupportedError, match="saw nothing that ran on the GPU") as caught:
+        _loop([FakeProfile([host])]).durations(0.5)
+    assert "another profiler" in caught.value.hint
+
+
+@pytest.mark.parametrize(("said", "used"), [(None, "0"), ("1", "1")])
+def test_the_profiler_stays_attached_unless_the_user_says_otherwise(
+    said: str | None, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    if said is not None:
+        monkeypatch.setenv("TEARDOWN_CUPTI", said)
+    profile = FakeProfile(_rounds())
+    _loop([profile]).durations(0.5)
+
+    assert profile.detaches == used
+    assert os.environ.get("TEARDOWN_CUPTI") == said
+
+
+def test_a_profiler_of_ones_own_is_not_ended() -> None:
+    loop = _loop([FakeProfile(_rounds())])
+    loop.torch.profiled = True
+    with pytest.raises(NotSupportedError, match="of this process is looking on"):
+        loop.durations(0.5)
+
+
+def test_a_profiler_that_cannot_start_is_a_sentence() -> None:
+    taken = FakeProfile([], fails="Profiler is already enabled on this thread")
+    with pytest.raises(NotSupportedError, match="already enabled on this thread") as caught:
+        _loop([taken]).durations(0.5)
+    assert "another profiler" in caught.value.hint
+
+
+def test_a_gpu_lost_meanwhile_is_no_matter_of_profilers() -> None:
+    feed = FakeFeed()
+
+    class Lost(FakeProfile):
+        def __exit__(self, *_: object) -> None:
+            feed.error = "a launch failed: the GPU fell off the bus"
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    for profile in (Lost([]), Lost(_rounds())):
+        feed.error = ""
+        with pytest.raises(DeviceError, match="fell off the bus"):
+            _loop([profile], feed=feed).durations(0.5)
