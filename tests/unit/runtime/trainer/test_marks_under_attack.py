@@ -128,8 +128,6 @@ def test_a_descriptor_that_is_anothers_by_now_is_not_written(path: Path, tmp_pat
 
 
 def test_what_ends_marks_is_not_said_into_the_users_files(path: Path, tmp_path: Path) -> None:
-    """Where the page is gone as well, it would be said on stderr: which is a checkpoint by now."""
-
     def act() -> None:
         sys.stderr = sys.__stderr__
 
@@ -157,18 +155,6 @@ def test_a_page_that_is_spoilt_ends_no_training(path: Path, attack: Callable[[Pa
     with closing(Page.open(path)) as theirs:  # as the controller, which must live too
         assert _ended(lambda: _trains(path, attack)) == 0
         assert theirs.reached()[0] in range(100)
-
-
-def test_a_page_that_was_replaced_is_not_written(path: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.write_bytes(_MINE)
-
-    def attack(page: Page) -> None:
-        _close_all(page)
-        other.rename(path)
-
-    assert _ended(lambda: _trains(path, attack)) == 0
-    assert path.read_bytes() == _MINE
 
 
 @pytest.mark.parametrize(
@@ -235,7 +221,6 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_a_served_stream_that_was_closed_writes_into_no_connection_of_the_users(
     path: Path, ends: tuple[socket.socket, socket.socket]
 ) -> None:
-    """Its number is the user's own connection by now, which it neither writes to nor closes."""
     ours, _ = ends
     mine, far = socket.socketpair()
     number = ours.fileno()

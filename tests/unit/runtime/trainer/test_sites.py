@@ -16,7 +16,7 @@ from recorded import read
 from small_training import launches, plan
 from underclock.errors import UsageError
 from underclock.records import Pass, Strategy
-from underclock.records.work import MODULE_MARK, module_calls, module_calls_text
+from underclock.records.work import MODULE_MARK, module_calls_text
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
 from underclock.runtime.trainer.sites import (
     LEAST_APART_S,
@@ -35,12 +35,6 @@ F, B, O, N = Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER, Pass.OTHER  # noqa: E7
 def _places(*some: tuple[str, Pass]) -> list[tuple[int, str, str, int, int]]:
     modules, passes = zip(*some, strict=True)
     return [(p.launch, p.event, p.path, p.occurrence, p.total) for p in sites_of(modules, passes)]
-
-
-def test_what_is_done_again_in_the_backward_pass_cannot_be_marked_there() -> None:
-    found = _places(("a", F), ("b", F), ("b", B), ("a", B), ("b", B), ("a", B))
-
-    assert BACK not in {event for _, event, *_ in found}
 
 
 def test_every_change_has_a_mark_at_it_or_right_before() -> None:
@@ -185,26 +179,3 @@ def test_a_model_encloses_its_children() -> None:
         (8, BACK, "tokens", 0, 1),
         (9, BACKWARD_END, "", 0, 1),
     ]
-
-
-def test_where_calls_are_not_told_what_may_be_the_model_is_no_place() -> None:
-    """It is entered once, or with each of its launches: files traced before do not say."""
-    old = [("Gpt", F), ("h.0", F), ("h.0.up", F), ("Gpt", F), ("norm", F), ("Gpt", F), ("norm", B)]
-    gathered = [("a", F), ("a", B), ("a", F), ("a", B)]
-
-    assert {path for _, _, path, _, _ in _places(*old)} == {"", "h.0", "h.0.up", "norm"}
-    assert "a" in {path for _, _, path, _, _ in _places(*gathered)}
-
-
-@given(
-    st.lists(
-        st.sampled_from(["Gpt", "Gpt.head", "h", "h.0", "h.0.up", "h.1", "norm"]),
-        min_size=1,
-        max_size=5,
-        unique=True,
-    )
-)
-def test_calls_are_read_as_they_are_written(paths: list[str]) -> None:
-    told = module_calls(module_calls_text(paths))
-
-    assert told == (tuple(paths) if len(paths) > 1 else None)

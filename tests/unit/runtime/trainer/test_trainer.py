@@ -1,4 +1,4 @@
-"""How a training process begins to mark: by its run's file, in its rank, as it has PyTorch."""
+"""How a training process begins to mark, and what it loads for that."""
 
 import json
 import subprocess
@@ -45,13 +45,6 @@ def test_a_trainer_marks_the_page_of_its_rank(run: Run) -> None:
     with _page(run, 0) as first, _page(run, 1) as second:
         assert (first.state, first.reached()[0]) == (pages.WAITING, 0)
         assert (second.state, second.reached()[0]) == (pages.DETACHED, 1)
-
-
-def test_a_file_of_another_version_is_refused(run: Run) -> None:
-    _change(run, version=99)
-
-    with pytest.raises(DataError, match="version 99, this underclock reads"):
-        trainer.attach(torch, str(run.path))
 
 
 def test_a_page_of_another_plan_is_refused_and_training_goes_on(
@@ -166,3 +159,43 @@ def test_a_run_file_that_is_gone_does_not_end_the_process(fake_torch: Path) -> N
 
     assert "goes on" in output
     assert "training goes on without marks" in output
+
+
+_LOADED = """
+import sys
+before = set(sys.modules)
+from underclock.runtime.trainer import marking, marks, page, streams
+print(*{name.partition(".")[0] for name in set(sys.modules) - before})
+"""
+
+
+def test_a_trainer_loads_the_standard_library_alone() -> None:
+    loaded = subprocess.run(
+        [sys.executable, "-S", "-c", _LOADED],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    ).stdout.split()
+
+    assert set(loaded) - {"underclock"} <= sys.stdlib_module_names
+
+
+_LOOKS_FIRST = """
+import importlib.util, sys
+from underclock.runtime.trainer.marking import when_imported
+seen = []
+when_imported(lambda torch: seen.append(torch.__name__))
+sys.meta_path.append(object())  # of before Python 3.4: it finds nothing any more
+specs = [importlib.util.find_spec("torch") for _ in range(2)]  # as libraries do
+assert not seen and "torch" not in sys.modules
+import torch
+specs[0].loader.exec_module(importlib.util.module_from_spec(specs[0]))
+assert seen == ["torch"] and importlib.util.find_spec("torch")
+"""
+
+
+def test_a_library_that_only_looks_for_pytorch_does_not_hide_its_import(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    path = ":".join([str(tmp_path), *sys.path])
+    subprocess.run([sys.executable, "-S", "-c", _LOOKS_FIRST], check=True, env={"PYTHONPATH": path})
