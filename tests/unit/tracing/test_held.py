@@ -24,12 +24,9 @@ from underclock.tracing import captured
 from underclock.tracing.held import (
     algorithm_notes,
     held_launcher,
-    is_source,
     neighbour_notes,
     step_now,
-    trace,
 )
-from underclock.tracing.source import StepFile
 from underclock.workloads import workload
 
 SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
@@ -180,33 +177,6 @@ class TestRefusedBeforePyTorch:
             held_launcher(PartitionedGpu(), TRACED),
         ):
             pass
-
-    def test_a_step_whose_file_is_gone(self, tmp_path: Path) -> None:
-        with (
-            simulated_driver("rtx3080ti"),
-            pytest.raises(UsageError, match=r"train\.py:step: no such file"),
-            open_measurer("nvml:0", step=TRACED, run=StepFile(folder=tmp_path)),
-        ):
-            pass
-
-
-class TestSource:
-    @pytest.mark.parametrize("text", ["train.py:step", "a/b.py:main", "./train.py", "/x/y.py"])
-    def test_a_file_of_python_is_a_source(self, text: str) -> None:
-        assert is_source(text)
-
-    @pytest.mark.parametrize("text", ["gpt3-xl", "gpt3-125m", "python", "numpy:step", "x.pyc"])
-    def test_a_name_is_a_workload(self, text: str) -> None:
-        assert not is_source(text)
-
-    def test_a_file_named_without_a_function_is_told_so(self, tmp_path: Path) -> None:
-        path = tmp_path / "train.py"
-        path.touch()
-
-        with pytest.raises(UsageError, match="names no function") as caught:
-            trace(str(path))
-
-        assert "train.py:step" in caught.value.hint
 
 
 def test_what_the_bench_and_the_trace_have_to_say_lands_in_the_profile(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""Which files a step or a plan may have run on a real GPU."""
+"""Where a step or a plan comes from, and which files may have run on a real GPU."""
 
-import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +8,18 @@ import msgspec
 import pytest
 
 from underclock.app import main
-from underclock.errors import UsageError
+from underclock.errors import NotSupportedError, UsageError
 from underclock.records import StepSource
-from underclock.tracing.source import StepFile, TrainingCommand, source_of, source_of_command
+from underclock.records.work import NodeKind, TracedActivity
+from underclock.tracing.captured import check_one_device, obstacle_of
+from underclock.tracing.held import trace
+from underclock.tracing.source import (
+    StepFile,
+    TrainingCommand,
+    load_step,
+    source_of,
+    source_of_command,
+)
 
 _CODE = (
     "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef step():\n    return 7\n"
@@ -30,15 +38,6 @@ def _ran(script: Path) -> bool:
     return script.with_name("ran").exists()
 
 
-def test_a_source_is_relative_to_the_file_that_names_it(script: Path, tmp_path: Path) -> None:
-    digest = hashlib.sha256(_CODE.encode()).hexdigest()
-
-    assert source_of(f"{script}:step", tmp_path / "mine") == StepSource(
-        file="code/train.py", function="step", sha256=digest
-    )
-    assert source_of(f"{script}:step", tmp_path / "other").file == "../mine/code/train.py"
-
-
 def test_a_script_is_found_with_its_steps_and_arguments(script: Path, tmp_path: Path) -> None:
     told: list[str] = []
     folder = tmp_path / "mine"
@@ -54,24 +53,6 @@ def test_a_script_is_found_with_its_steps_and_arguments(script: Path, tmp_path: 
     with pytest.raises(UsageError, match="the file changed since the step was traced"):
         StepFile(folder=folder).load(source)
     assert StepFile(folder=folder, named=str(script)).load(source) == asked
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        ("{python} {script} --epochs 3", "train"),
-        ("{script}", "train"),
-        ("{python} -m torch.distributed.run --nproc-per-node 2 {script}", "train"),
-        ("{python} -m package.pretrain --epochs 3", "pretrain"),
-        ("env OMP_NUM_THREADS=1 {python} {script}", "train"),
-        ("true", "true"),
-    ],
-)
-def test_a_command_that_trains_is_named_by_what_it_runs(
-    words: str, name: str, script: Path
-) -> None:
-    given = words.format(python=sys.executable, script=script).split()
-    assert TrainingCommand.of(given).name == name
 
 
 @pytest.mark.parametrize(
@@ -166,3 +147,64 @@ def test_a_step_that_was_never_traced_has_nothing_to_run() -> None:
     with pytest.raises(UsageError, match="a step that was traced on one") as refused:
         StepFile().load(None)
     assert "underclock trace" in refused.value.hint
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("import helper\ndef step():\n    return helper.ANSWER\nbatch = 3\n")
+    (tmp_path / "helper.py").write_text("ANSWER = 42\n")
+    return path
+
+
+def test_a_function_is_found_with_what_lies_beside_its_file(beside: Path) -> None:
+    assert load_step(f"{beside}:step")() == 42
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("nowhere/train.py:step", "no such file"),
+        ("train.py:", "no such file"),
+        ("{script}:stop", "no function 'stop'"),
+        ("{script}:batch", "no function 'batch'"),
+        ("{folder}/notes.txt:step", "not a Python file"),
+    ],
+)
+def test_what_cannot_be_imported_is_a_sentence(
+    source: str, words: str, beside: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("step")
+    with pytest.raises(UsageError, match=words) as caught:
+        load_step(source.format(script=beside, folder=tmp_path))
+    assert caught.value.hint
+
+
+def test_a_size_that_a_step_does_not_take_is_refused(beside: Path) -> None:
+    with pytest.raises(UsageError, match="so it cannot be run at one"):
+        trace(f"{beside}:step", batch=8)
+
+
+@pytest.mark.parametrize(
+    ("operators", "cause"),
+    [
+        ((), "CUDA graph (why)"),
+        (("aten::item",), "aten::item makes the host wait"),
+        (("aten::item", "aten::nonzero"), "aten::nonzero returns a shape that depends on data"),
+    ],
+)
+def test_an_obstacle_names_the_operator(operators: tuple[str, ...], cause: str) -> None:
+    sentence = obstacle_of("why", operators)
+    assert cause in sentence
+    assert sentence.endswith("measured and planned whole")
+
+
+def test_a_step_on_several_gpus_is_refused() -> None:
+    def on(device: int) -> TracedActivity:
+        return TracedActivity(kind=NodeKind.KERNEL, start_s=0, duration_s=1, device=device)
+
+    check_one_device([on(1), on(1)], 1)
+    check_one_device([], 0)
+    with pytest.raises(NotSupportedError, match="GPUs 0, 1 from one process") as refused:
+        check_one_device([on(1), on(0)], 0)
+    assert "torchrun" in refused.value.hint
