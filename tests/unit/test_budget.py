@@ -1,6 +1,5 @@
 """Budgets hold, only fall, and are compared wherever git can show what they were."""
 
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -70,27 +69,3 @@ def test_a_budget_that_rises_fails_before_and_after_its_commit(tree: Path) -> No
     assert _rises(tree) == said
     _commit(tree, _TEXT)
     assert _rises(tree) == ["the budget of app rose from 10 to 20"]
-
-
-def test_a_room_may_be_new_of_lines_that_another_gave(tree: Path) -> None:
-    split = _TEXT.replace("hw = 30", "hw = 20\nsim = 10")
-    (tree / "budget.toml").write_text(split)
-    assert _rises(tree) == []
-    (tree / "budget.toml").write_text(split.replace("sim = 10", "sim = 20"))
-    assert _rises(tree) == ["the budgets of all rooms rose from 50 to 60 lines in all"]
-
-
-def test_where_git_cannot_show_the_past_it_is_said(tree: Path, tmp_path: Path) -> None:
-    _commit(tree, _TEXT.replace("hw = 30", "hw = 40"))
-
-    _git(tmp_path, "clone", "--depth=1", f"file://{tree}", "shallow")
-    assert budget.earlier(tmp_path / "shallow") == ([], "a shallow clone")
-    _git(tmp_path, "clone", f"file://{tree}", "clean")
-    assert _rises(tmp_path / "clean") == ["the budget of hw rose from 30 to 40"]
-
-    shutil.copytree(tree, tree / "dist" / "of", ignore=shutil.ignore_patterns(".git", "dist"))
-    assert budget.earlier(tree / "dist" / "of") == ([], "no repository of its own here")
-    shutil.move(tree / "dist" / "of", tmp_path / "source")
-    before, unseen = budget.earlier(tmp_path / "source")
-    assert before == []
-    assert "no repository here" in unseen

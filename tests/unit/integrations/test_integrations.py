@@ -1,23 +1,51 @@
-"""Callbacks and hooks, called as each framework calls them; documented snippets as they stand."""
+"""Callbacks as each framework calls them; hooks of servers as the documentation has them."""
 
-import os
+import atexit
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import underclock
-from snippets import library
+from small_training import plan
 from underclock import integrations
 from underclock.errors import NotSupportedError
 from underclock.integrations import PLAN
+from underclock.runtime.holding import held_gpu
+from underclock.runtime.holding.run import HowToRun
+
+_DOCS = Path(__file__).parents[3] / "docs"
+
+
+def run_snippet(page: str, word: str) -> dict[str, Any]:
+    """Run the one Python block of a page that has a word; return its names."""
+    blocks = re.findall(r"```python\n(.*?)```", (_DOCS / page).read_text(), re.DOTALL)
+    (block,) = (each for each in blocks if word in each)
+    names: dict[str, Any] = {}
+    exec(block, names)  # noqa: S102 - our own words
+    return names
+
+
+def library(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: object) -> ModuleType:
+    """Put a module in the place of a library, its parents too."""
+    parts = name.split(".")
+    for at in range(1, len(parts)):
+        parent = ".".join(parts[:at])
+        if parent not in sys.modules:
+            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    module = ModuleType(name)
+    vars(module).update(attributes)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
 
 _SCALARS = {"underclock/step_joules": 20.0}
-_DOCS = Path(__file__).parents[3] / "docs" / "integrations.md"
 
 
 class Told:
@@ -206,66 +234,163 @@ def test_accelerate_holds_while_its_trackers_are_open(
     assert told.events == ["held plan.json", "given back"]
 
 
-def _snippet(section: str) -> str:
-    """Return the block of Python below a heading of the documentation."""
-    _, _, below = _DOCS.read_text().partition(f"\n## {section}\n")
-    match = re.search(r"```python\n(.*?)```", below, re.DOTALL)
-    assert match, section
-    return match[1]
+@pytest.fixture
+def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Have what is to be done as the process ends, where nothing is held for real."""
+    waiting: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", waiting.append)
+    monkeypatch.setattr(atexit, "unregister", waiting.remove)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    return waiting
 
 
-def test_the_torchtitan_hook_holds_while_it_trains(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return how often what was held ended, in order with the marks."""
+    ended: list[str] = []
+
+    @contextmanager
+    def held_run(*_: object) -> Iterator[SimpleNamespace]:
+        run = SimpleNamespace(path="run.json")
+        try:
+            yield SimpleNamespace(run=run, start=lambda _pid: None, summary=None)
+        finally:
+            ended.append("held")
+
+    monkeypatch.setattr(held_gpu, "held_run", held_run)
+    marker = SimpleNamespace(detach=lambda: ended.append("marks"))
+    monkeypatch.setattr(held_gpu, "attach", lambda *_, **__: marker)
+    return ended
+
+
+def test_a_callback_that_is_never_ended_ends_with_its_process(
+    at_exit: list[Callable[[], None]], ended: list[str]
 ) -> None:
-    class TitanTrainer:
-        """As torchtitan's, by its signatures."""
+    callback = underclock.transformers_callback(plan(), HowToRun(gpus=("nvml:0",)))
+    callback.on_train_begin(None, None, None)
+    assert ended == []
 
-        def __init__(self, job_config: object) -> None:
-            assert job_config == "config"
+    (close,) = tuple(at_exit)
+    close()
+    assert ended == ["marks", "held"]
+    callback.on_train_end(None, None, None)
+    del callback
 
-        def train(self) -> None:
-            told.events.append("trained")
-
-        def close(self) -> None:
-            told.events.append("closed")
-
-    manager = SimpleNamespace(parse_args=lambda: "config")
-    library(monkeypatch, "torchtitan.config", ConfigManager=lambda: manager)
-    library(monkeypatch, "torchtitan.train", Trainer=TitanTrainer)
-    exec(_snippet("torchtitan"), {})  # noqa: S102 - as users would run it
-
-    assert told.events == ["held plan.json", "trained", "given back", "closed"]
+    assert ended == ["marks", "held"]
 
 
-def test_the_megatron_hook_chooses_its_gpu_and_holds_while_it_trains(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+def test_a_block_that_raises_ends_at_once_and_leaves_nothing_for_later(
+    at_exit: list[Callable[[], None]], ended: list[str]
 ) -> None:
-    def pretrain(
-        train_valid_test_dataset_provider: object,
-        model_provider: object,
-        model_type: object,
-        forward_step_func: object,
-        process_non_loss_data_func: object = None,
-        extra_args_provider: object = None,
-        args_defaults: object = None,
-    ) -> None:
-        del process_non_loss_data_func, extra_args_provider, args_defaults
-        told.events.append(
-            f"{train_valid_test_dataset_provider} {model_provider} {model_type} {forward_step_func}"
+    with (
+        pytest.raises(RuntimeError, match="out of memory"),
+        underclock.applied(plan(), HowToRun(gpus=("nvml:0",))),
+    ):
+        raise RuntimeError("out of memory")
+
+    assert ended == ["marks", "held"]
+    assert at_exit == []
+
+
+PAGE = "serving.md"
+
+
+class Heard:
+    """In the place of a governor."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[object, ...]] = []
+
+    @contextmanager
+    def governor(self, plan: str, *, gpu: str, **more: str) -> Iterator["Heard"]:
+        del more
+        self.said.append((plan, gpu))
+        yield self
+
+    def begin(self, phase: str, batch: int, context: int = 1) -> None:
+        self.said.append((phase, batch, context))
+
+    def end(self) -> None:
+        self.said.append(("end",))
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    made = Heard()
+    monkeypatch.setattr(underclock, "governor", made.governor)
+    return made
+
+
+def test_a_pace() -> None:
+    names = run_snippet(PAGE, "Pace(")
+
+    assert 0.0 < names["within_s"] <= 0.020
+    assert 0.0 < names["first_within_s"] <= 0.5 - 0.1
+    assert 0.0 < names["rise_s"] <= 0.5
+
+
+def test_vllm(monkeypatch: pytest.MonkeyPatch, heard: Heard) -> None:
+    class GPUModelRunner:
+        """As vLLM's, as far as steps go."""
+
+        device = SimpleNamespace(index=3)
+
+        def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> Any:
+            del intermediate_tensors
+            return scheduler_output.total_num_scheduled_tokens
+
+    library(monkeypatch, "vllm.v1.worker.gpu_model_runner", GPUModelRunner=GPUModelRunner)
+    run_snippet(PAGE, "vllm.v1")
+    runner = GPUModelRunner()
+
+    for tokens in ({"a": 700}, {"a": 1, "b": 512}, {"a": 1, "b": 1}, {}):
+        step = SimpleNamespace(
+            num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values())
         )
+        assert runner.execute_model(step) == sum(tokens.values())
 
-    def set_device(device: int) -> None:
-        told.events.append(f"GPU {device}")
+    assert heard.said == [
+        ("serving.json", "nvml:3"),
+        ("prefill", 1, 700),
+        ("mixed", 2, 512),
+        ("decode", 2, 1),
+        ("end",),
+    ]
 
-    library(monkeypatch, "megatron.training", pretrain=pretrain)
-    library(monkeypatch, "torch", cuda=SimpleNamespace(set_device=set_device))
-    monkeypatch.setitem(os.environ, "LOCAL_RANK", "3")
-    users = {
-        "train_valid_test_datasets_provider": "data",
-        "model_provider": "model",
-        "forward_step": "step",
-        "ModelType": SimpleNamespace(encoder_or_decoder="both"),
-    }
-    exec(_snippet("Megatron-LM"), users)  # noqa: S102 - as users would run it
 
-    assert told.events == ["GPU 3", "held plan.json", "data model both step", "given back"]
+def test_sglang(monkeypatch: pytest.MonkeyPatch, heard: Heard) -> None:
+    class Mode(IntEnum):
+        """As SGLang's, as far as phases go."""
+
+        EXTEND = 1
+        DECODE = 2
+        MIXED = 3
+        IDLE = 4
+
+        def is_decode(self) -> bool:
+            return self is Mode.DECODE
+
+        def is_mixed(self) -> bool:
+            return self is Mode.MIXED
+
+        def is_idle(self) -> bool:
+            return self is Mode.IDLE
+
+    class ModelRunner:
+        """As SGLang's, as far as steps go."""
+
+        gpu_id = 1
+
+        def forward(self, forward_batch: Any, skip: object = None) -> Any:
+            del skip
+            return forward_batch.batch_size
+
+    library(monkeypatch, "sglang.srt.model_executor.model_runner", ModelRunner=ModelRunner)
+    run_snippet(PAGE, "sglang.srt")
+
+    for number, mode in enumerate(Mode, 1):
+        step = SimpleNamespace(forward_mode=mode, batch_size=number)
+        assert ModelRunner().forward(step) == number
+
+    phases = [said[:2] for said in heard.said if said[0] != "serving.json"]
+    assert phases == [("prefill", 1), ("decode", 2), ("mixed", 3), ("end",)]

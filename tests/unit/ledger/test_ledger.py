@@ -1,6 +1,7 @@
-"""The ledger's file: several jobs at once, kills, torn lines, what is none."""
+"""The ledger: its file, whatever happens to that, and sums of what runs saved."""
 
 import fcntl
+import math
 import os
 import signal
 import sqlite3
@@ -12,10 +13,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from made_entries import gpu, run, untold
+from made_entries import BEGAN_S, HOUR_S, KWH_J, gpu, run, untold
 from underclock import ledger
 from underclock.errors import DataError
-from underclock.ledger import LEDGER, append_run, read_runs
+from underclock.ledger import (
+    COUNTER,
+    HEAT,
+    LEDGER,
+    LedgerRun,
+    SavedAgainst,
+    SavedTotal,
+    append_run,
+    read_runs,
+    totals,
+)
+from underclock.records import Evidence
 
 _WRITING = """
 import sys
@@ -151,3 +163,67 @@ def test_a_writer_that_was_stopped_holds_up_no_other_one(
         append_run(path, run(gpu(gpu="gpu 1"), run="run 2"))
 
     assert len(read_runs(path)[0]) == 2
+
+
+def _only(*runs: LedgerRun) -> SavedTotal:
+    (total,) = totals(runs)
+    assert not total.why
+    return total
+
+
+def test_one_run_is_what_it_drew_against_auto() -> None:
+    total = _only(run())
+
+    assert total.saved_j == pytest.approx(0.1 * KWH_J)
+    reach_j = math.hypot(0.05, COUNTER * 0.1, HEAT * 0.1) * KWH_J
+    assert total.saved_interval_j == pytest.approx((0.1 * KWH_J - reach_j, 0.1 * KWH_J + reach_j))
+    assert (total.runs, total.gpus, total.gpu_s, total.steps) == (1, 1, HOUR_S, 100)
+
+
+def test_evidence_is_never_added_up_nor_are_promises_and_blocks() -> None:
+    told = totals(
+        [
+            run(),
+            run(run="run 2", evidence=Evidence.SIMULATED),
+            run(run="run 3", against=SavedAgainst.PROMISE),
+        ]
+    )
+
+    assert len({(total.evidence, total.against) for total in told}) == len(told) == 3
+
+
+def test_errors_add_up_within_a_comparison_and_in_squares_between_them() -> None:
+    half_j = 0.05 * KWH_J
+    gpus = [gpu(gpu=f"gpu {at}") for at in range(4)]
+    one_run = [run(*gpus)]
+    four_runs = [run(each, run=f"run of {each.gpu}") for each in gpus]
+    promises = [
+        msgspec.structs.replace(each, against=SavedAgainst.PROMISE, plan=each.run)
+        for each in four_runs
+    ]
+
+    def half(runs: list[LedgerRun]) -> float:
+        total = _only(*runs)
+        reach_j = total.saved_interval_j[1] - total.saved_j
+        of_blocks = total.against is SavedAgainst.BLOCKS
+        alike = math.hypot(COUNTER, HEAT) if of_blocks else COUNTER
+        return math.sqrt(reach_j**2 - (alike * 0.4 * KWH_J) ** 2)
+
+    assert half(one_run) == pytest.approx(4 * half_j)
+    assert half(four_runs) == pytest.approx(2 * half_j)
+    assert half(promises) == pytest.approx(4 * half_j)
+
+
+@pytest.mark.parametrize(
+    ("by", "groups"),
+    [
+        ("job", ["bert", "gpt"]),
+        ("gpu", ["A100 gpu 1", "H200 gpu 0"]),
+        ("month", ["2025-11", "2025-12"]),
+        (None, [""]),
+    ],
+)
+def test_runs_are_summed_by_job_gpu_or_month(by: str | None, groups: list[str]) -> None:
+    other = run(gpu(gpu="gpu 1", name="A100"), run="run 2", job="bert", began_s=BEGAN_S - 1.0)
+
+    assert [total.group for total in totals([run(), other], by)] == groups

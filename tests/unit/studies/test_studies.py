@@ -1,17 +1,17 @@
-"""`studies/check.py`: halves of a table's repeats, and what became of promises on them."""
+"""Studies that check tables and compare policies."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
-from check import check, command, halves
-from underclock.errors import DataError, InfeasibleError
+from check import command
+from compare import POLICIES, Rival
+from compare import command as compare_command
 
 _CORES = (900, 1100, 1300, 1500, 1700)
 
@@ -53,18 +53,24 @@ def test_what_can_be_split_is_checked_and_the_rest_is_named(tmp_path: Path) -> N
     assert "24 runs of 12 rows of 2 kernels, split 3 times (seed 0)" in shown
 
 
-def test_what_cannot_be_checked_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no kernel with repeats both at core auto"):
-        check(_table(tmp_path, _rows("a", repeats=1)))
-    with pytest.raises(InfeasibleError, match=r"changes time by -50.00 % or less"):
-        check(_table(tmp_path, _rows("a")), slowdowns=[-0.5], splits=1)
+SWEEP = Path(__file__).parents[3] / "docs" / "examples" / "sweep.csv"
 
 
-@given(st.lists(st.integers(2, 6), min_size=1, max_size=20), st.integers(0, 1000))
-def test_each_half_has_a_run_of_every_row(taken: list[int], seed: int) -> None:
-    row = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(taken)), taken))
+def energy_j(rival: Rival, *, achievable: bool = False) -> float:
+    choice = rival.achievable if achievable else rival.free
+    return (choice and choice.arm.energy_j) or math.inf
 
-    first = halves(row, np.random.default_rng(seed))
 
-    mine = np.bincount(row[first], minlength=len(taken))
-    assert (np.abs(2 * mine - np.array(taken)) <= 1).all()
+def test_as_json_each_has_its_clocks_and_whether_it_keeps_the_budget() -> None:
+    asked = [str(SWEEP), "--max-slowdown", "1%"]
+    printed = CliRunner().invoke(compare_command, [*asked, "--json"], catch_exceptions=False)
+    found = {each["name"]: each for each in json.loads(printed.output)["rivals"]}
+
+    assert found.keys() == POLICIES.keys()
+    assert found["kernel_global"]["free"]["keeps_budget"]
+    assert len(found["kernel_global"]["free"]["kernels"]) == 4
+    assert found["kernel_global"]["achievable"] is None
+    assert not found["edp"]["free"]["keeps_budget"]
+    assert found["edp"]["free"]["arm"]["name"] == "edp"
+    table = CliRunner().invoke(compare_command, asked, catch_exceptions=False).output
+    assert "| kernel, global (ours) | -0.94 % | -7.97 % | kept |" in table.replace("\u2212", "-")
