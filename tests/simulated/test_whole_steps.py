@@ -1,7 +1,10 @@
-"""Whole steps under a plan: what runs, what it takes, and how a validation judges it."""
+"""Schedules and whole steps under a plan: what runs, what it takes, how a validation judges it."""
 
+import dataclasses
+import functools
 import io
 import itertools
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +20,8 @@ from underclock.app.report import write_report
 from underclock.app.validating import validate
 from underclock.campaign.loop import WholeSteps, run_in_turns
 from underclock.errors import DataError, NotSupportedError, UsageError
+from underclock.gpus.models import GpuModel, Latency, SwitchingModel, gpu_model
+from underclock.hw.lease import ClockLeases
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.costs import Costs, LaunchCost
 from underclock.hw.simulated.rig import simulated_rig
@@ -45,7 +50,7 @@ from underclock.records import (
 )
 from underclock.records.latencies import LatencyTable
 from underclock.report import validation_table
-from underclock.runtime.simulated import Scheduled
+from underclock.runtime.simulated import Scheduled, StepLengths
 from underclock.store import read_document, write_document
 from underclock.workloads import workload
 
@@ -194,38 +199,6 @@ def _costs(model: str, launches: Sequence[Kernel], clocks: Sequence[Clocks]) -> 
         ]
 
 
-def _first_noise(model: str, kernel: Kernel) -> tuple[float, float]:
-    """Return the noise of the first loop on such a GPU, in time and power."""
-    with simulated_rig(model) as rig, rig.launcher.loop([kernel]):
-        running = rig.device.running
-        assert running is not None
-        return running.time_noise, running.power_noise
-
-
-@pytest.mark.parametrize(
-    ("model", "pair"),
-    [
-        ("rtx3080ti", (_SLOW, _FAST)),
-        ("a100", (Clocks(core_mhz=900), Clocks(core_mhz=1200))),
-        ("h200", (Clocks(core_mhz=1005), Clocks(core_mhz=1305))),
-    ],
-)
-def test_where_nothing_is_capped_free_switching_is_the_sum_of_what_launches_cost(
-    model: str, pair: tuple[Clocks, Clocks], tiny: Step
-) -> None:
-    launches = _kernels(tiny)
-    clocks = [pair[i % 2] for i in range(len(launches))]
-    executed = _run(model, tiny, clocks)
-    time_noise, power_noise = _first_noise(model, launches[0])
-    taken = _costs(model, launches, clocks)
-    time_s = sum(cost.duration_s for cost in taken) * time_noise
-    energy_j = sum(c.duration_s * c.power_w(executed.temperature_c) for c in taken)
-
-    assert executed.time_s == pytest.approx([time_s] * 2, rel=1e-6)
-    assert executed.energy_j == pytest.approx([energy_j * time_noise * power_noise] * 2, rel=5e-4)
-    assert executed.switches == (executed.planned,) * 2 == (len(launches),) * 2
-
-
 def test_a_plan_is_validated_on_whole_steps_with_switching_taken_as_free(
     tiny: Step, info: GpuInfo
 ) -> None:
@@ -328,3 +301,52 @@ def test_a_plan_of_another_gpu_is_refused(tiny: Step, info: GpuInfo) -> None:
     foreign = _scheduled(tiny, info, _segments(tiny, _SLOW, _FAST), others)
     with pytest.raises(DataError, match="those of another"):
         _validated(foreign)
+
+
+_AT_ONCE = Latency(shares=(0.0, 1.0), points_s=(0.0, 0.0))
+_CALL_S = 4.5e-3
+_STEADY = Latency(shares=(0.0, 1.0), points_s=(_CALL_S, _CALL_S))
+_FREE = SwitchingModel(setter=_AT_ONCE, core_s=0.0, mem_s=0.0, mem_stall_s=0.0)
+_EXACT = SwitchingModel(setter=_STEADY, target_spread=0.0, jitter=0.0, mem_s=0.02)
+_BELIEVED = LatencyTable.constant(0.02, call_s=_CALL_S)  # which is what `_EXACT` takes
+
+
+def _model(name: str, switching: SwitchingModel | None) -> GpuModel:
+    return dataclasses.replace(gpu_model(name), switching=switching)
+
+
+@functools.cache
+def _alone_s(kernel: Kernel, setting: Clocks) -> float:
+    """Measure a launch alone at its clocks; return its true time."""
+    # A new GPU each time, so that its first loop draws the noise of a schedule's.
+    with simulated_rig(_model("rtx3080ti", _FREE)) as rig, ClockLeases(rig.gpu).hold(setting):
+        rig.device.temperature_c = 50.0
+        with rig.launcher.loop([kernel]):
+            start_s = rig.clock.now_s()
+            rig.clock.sleep_s(0.1)
+            running = rig.device.running
+            assert running is not None
+            assert not rig.device.capped
+            return (rig.clock.now_s() - start_s) / (running.launches + running.share)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_steps_of_any_length_are_followed_from_marks_seen_late(step: Step, every: int) -> None:
+    launches = _kernels(step)
+    clocks = [(_SLOW, _FAST)[i * 4 // len(launches) % 2] for i in range(len(launches))]
+    predicted_s = tuple(map(_alone_s, launches, clocks))
+    usual = Scheduled(clocks=tuple(clocks), table=_BELIEVED, predicted_s=predicted_s)
+    varying = dataclasses.replace(
+        usual,
+        marks=tuple(range(0, len(launches), every)),
+        lengths=StepLengths(spread=0.1, seed=3),
+        looks=Latency(shares=(0.0, 1.0), points_s=(40e-6, 100e-6)),
+    )
+    with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
+        executed = control(rig, launches, varying, steps=8, warm_s=5.0)
+    per_length_s = [t / length for t, length in zip(executed.time_s, executed.lengths, strict=True)]
+
+    assert statistics.pstdev(executed.lengths) > 0.03
+    assert per_length_s == pytest.approx([sum(predicted_s)] * 8, rel=5e-3)
+    assert executed.switches == (4,) * 8
+    assert statistics.median(map(abs, executed.misses_s)) < 1e-3

@@ -92,8 +92,6 @@ def test_the_best_fixed_clocks_are_held_until_ctrl_c(
 def test_clocks_are_given_back_where_controller_and_watchdog_are_stopped(
     plan_for: Callable[..., Path], rig: Rig
 ) -> None:
-    """Nobody but the launcher is left, which would wait for ever."""
-
     def stopped() -> None:
         with holding(plan_for()) as held:
             watchdog = rig.watchdog_of(held.pid)
@@ -198,22 +196,6 @@ def test_restore_that_is_refused_ends_with_the_drivers_code(
     assert rig.is_clean()
 
 
-def test_a_journal_that_cannot_be_read_is_said_once_and_ends_with_its_own_code(
-    rig: Rig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    SettableNvmlGpu(rig.uuid).write(Setting.CORE, 1200)
-    os.mkfifo(rig.folder / f"{rig.uuid}.journal")
-
-    with pytest.raises(SystemExit) as ended:
-        main(["restore"])
-
-    assert ended.value.code == 4
-    assert "is not a journal of Underclock (it is no file)" in capsys.readouterr().out
-    assert rig.is_clean()
-    main(["restore"])
-    assert capsys.readouterr().out == "nothing was left behind\n"
-
-
 def _hostile(folder: Path, journal: str, lock: str) -> None:
     """What a user may leave in the folder of his own runs."""
     (folder / "GPU-1.journal").symlink_to("/etc/shadow")
@@ -228,7 +210,6 @@ def _hostile(folder: Path, journal: str, lock: str) -> None:
 @as_root
 @pytest.mark.parametrize("is_held", [True, False])
 def test_no_user_steers_what_root_restores(*, is_held: bool, rig: Rig) -> None:
-    """He takes nothing off a live run, has nobody killed, and fails and hangs nothing."""
     temporary = Path(tempfile.mkdtemp())
     temporary.chmod(0o755)
     one = _armed(rig)

@@ -4,20 +4,23 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor as Pool
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fault_bench import Bench
-from small_training import plan, with_memory
+from small_training import Model, plan, training, with_memory
 from underclock.app.doctor import examine
 from underclock.errors import DeviceError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records.runs import StepLine
+from underclock.runtime.holding.held_gpu import applied
 from underclock.runtime.holding.run import HowToRun, Ran, run
 from underclock.runtime.undo.guarded_gpu import GuardedGpu, left_behind
 from underclock.runtime.undo.processes import Process
@@ -39,8 +42,6 @@ _GPU_FAULTS: tuple[tuple[str, float | None, str], ...] = (
 
 @pytest.mark.slow
 def test_what_goes_wrong_with_a_gpu_is_told_and_harms_nothing(bench: Bench) -> None:
-    """One after the other in one training, which saves the start of seven runs."""
-
     def befalls() -> None:
         bench.until("energy", lambda: bench.control.truth()["energy_j"] > 100.0)
         for fault, value, told in _GPU_FAULTS:
@@ -88,8 +89,6 @@ def test_a_clock_that_is_refused_is_given_back_as_soon_as_may_be(bench: Bench) -
 def test_what_does_not_end_a_run_leaves_it_as_it_was(
     bench: Bench, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A page that is unlinked, a suspended container, and a watchdog that is killed."""
-
     def goes_on(what: str) -> None:
         before = bench.asks()
         bench.until(what, lambda: bench.asks() > before + 4)
@@ -187,8 +186,6 @@ def _run(bench: Bench, befalls: Callable[[], None], **options: object) -> Ran:
 def test_a_launcher_undoes_where_controller_and_watchdog_cannot(
     number: signal.Signals, bench: Bench
 ) -> None:
-    """At once, and not when its command ends: with both stopped it would have waited for ever."""
-
     def befalls() -> None:
         controller, watchdog = bench.pids()
         os.kill(controller, _STOP)  # else it might start another watchdog in between
@@ -238,7 +235,6 @@ def test_what_stays_set_is_told_with_when_it_will_not(bench: Bench) -> None:
 
 
 def test_where_there_can_be_no_lock_nothing_is_set_and_the_reason_is_told(bench: Bench) -> None:
-    """A full disk is the benchmark's; here something else is in the way."""
     (bench.folder / f"{examine('nvml:0').gpus[0].gpu.uuid}.lock").mkdir()
 
     with pytest.raises(UnderclockError, match=r"cannot open the lock .* Is a directory"):
@@ -271,7 +267,6 @@ def test_a_run_mends_what_another_left_and_a_third_is_refused(bench: Bench) -> N
 
 
 def test_nothing_here_looks_at_the_wall_clock() -> None:
-    """So a jump of the host's clock cannot matter."""
     import ast
 
     import underclock.runtime
@@ -287,3 +282,108 @@ def test_nothing_here_looks_at_the_wall_clock() -> None:
                 assert not looks, f"{file}:{node.lineno} looks at {node.attr}"
             if isinstance(node, ast.ImportFrom) and node.module in {"time", "datetime"}:
                 assert not named & {each.name for each in node.names}, file
+
+
+def _has_no_reader() -> None:
+    reads, writes = os.pipe()
+    os.dup2(writes, 2)
+    os.close(writes)
+    os.close(reads)
+
+
+def _is_full() -> None:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+
+
+def _runs(bench: Bench, path: Path) -> None:
+    """Run a command, kill the watchdog meanwhile, and see that another one watches."""
+    over = bench.folder / "over"
+
+    def act() -> None:
+        try:
+            bench.comes((bench.folder / "over.begun").exists)
+            controller, watchdog = bench.pids()
+            os.kill(watchdog, signal.SIGKILL)  # of which the controller tells on stderr
+            bench.comes(lambda: bench.has_another_watchdog(watchdog))
+            assert bench.pids()[0] == controller
+        finally:
+            over.touch()
+
+    with Pool(1) as pool:
+        acting = pool.submit(act)
+        ran = run(plan(), [sys.executable, "-S", "-c", _WAITS, str(over)], bench.how())
+        acting.result()
+    path.write_text(ran.why)
+
+
+@pytest.mark.untraced
+@pytest.mark.parametrize(
+    "spoil", [lambda: os.close(2), _has_no_reader, _is_full], ids=["closed", "no reader", "full"]
+)
+def test_a_run_lives_without_stderr(
+    spoil: Callable[[], None], bench: Bench, tmp_path: Path
+) -> None:
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            sys.stderr = None
+            spoil()
+            _runs(bench, tmp_path / "why")
+            code = 0
+        except BaseException:  # noqa: BLE001 - told in a file, for want of stderr
+            (tmp_path / "failed").write_text(traceback.format_exc())
+        finally:
+            os._exit(code)
+    os.waitpid(pid, 0)
+
+    assert not (tmp_path / "failed").exists(), (tmp_path / "failed").read_text()
+    assert (tmp_path / "why").read_text() == "the training process ended"
+    assert bench.is_clean()
+
+
+_LONGEST_S = 90.0  # of waiting for the guard, who judges when the processor is there for it
+# Every Python that is started with it notes what it imports, and what it does to journals.
+_NOTES = """
+import os, sys
+if "underclock.runtime.controller.starting" in sys.orig_argv[-2]:
+    noted = os.open({path!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    def note(event, of):
+        if event == "import":
+            os.write(noted, f"{{of[0]}}\\n".encode())
+        elif event in ("os.rename", "os.remove") and ".journal" in str(of[0]):
+            os.write(noted, f"{{event}}\\n".encode())
+    sys.addaudithook(note)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_while_clocks_are_held(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "first").mkdir()
+    noted = tmp_path / "noted"
+    (tmp_path / "first" / "sitecustomize.py").write_text(_NOTES.format(path=str(noted)))
+    paths = [str(tmp_path / "first"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+    made = plan(launch_s=2e-3)
+    bound_by_core = tuple(
+        msgspec.structs.replace(each, flops=2e10, bytes_moved=2e6) for each in made.runs
+    )
+    with applied(msgspec.structs.replace(made, runs=bound_by_core), bench.how(window=5)):
+        clock = SystemClock()
+        until_s = clock.now_s() + _LONGEST_S
+        for step, _ in enumerate(training(Model(), sys.maxsize)):  # who is ahead waits
+            if step % 10 == 0 and (
+                "slower than promised" in bench.events() or clock.now_s() > until_s
+            ):
+                break
+
+    assert "slower than promised" in bench.events()
+    names = noted.read_text().split()
+    armed = names.index("os.rename")  # the first journal is in its place
+    undone = len(names) - names[::-1].index("os.remove")
+    assert set(names[armed:undone]) <= {"os.rename", "os.remove"}
+    assert "msgspec" in names[:armed]
+    assert not {"numpy", "scipy"} & set(names)

@@ -1,6 +1,7 @@
-"""A job's plan held while ranks train a pipeline with gloo, each on its own served GPU."""
+"""A job's plan held while ranks train, and kills of who holds it."""
 
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import job_kills
 from made_jobs import job, slow_forwards
 from underclock.errors import DataError, UsageError
 from underclock.hw.nvml_calls import SIMULATOR
@@ -123,3 +125,30 @@ def test_what_no_rank_can_hold_is_refused_before_anything_runs(
     assert _as_found(control)
     folder = Path(os.environ[RUNTIME_DIR])
     assert not folder.exists() or not [*folder.glob("run-*")]
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[job_kills.Rig]:
+    studies = str(Path(job_kills.__file__).parent)
+    paths = [studies, os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    for name in (SIMULATOR, RUNTIME_DIR):  # which the rig sets, and pytest puts back
+        monkeypatch.setenv(name, "")
+    with job_kills.open_rig(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_whoever_of_a_job_is_killed_every_gpu_is_as_found(rig: job_kills.Rig) -> None:
+    draw = random.Random(3)  # noqa: S311 - which kill comes next
+    kills = [job_kills.kill_once(rig, draw, (job_kills.R,))]
+    orders = [line.text for line in read_log(rig.log) if isinstance(line, EventLine)]
+    # Its launcher ends the other ranks only later; clocks do not wait for that.
+    (order,) = [words for words in orders if words.startswith("order 2")]
+    assert "the training process ended; from now on: auto on all ranks" in order
+    kills.append(job_kills.kill_once(rig, draw))
+    assert all(kill.good for kill in kills), kills
+    assert kills[0].was_set
+    said = job_kills.summary(kills)
+    assert "Every GPU as found: **2 of 2**" in said
+    assert len(job_kills.rows(kills).splitlines()) == 2 + len({kill.who for kill in kills})

@@ -81,7 +81,6 @@ def test_clocks_follow_the_plan_and_are_given_back(
     control: Control,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The guard learns at auto first, so that one run has steps of both."""
     log, ledger = tmp_path / "log.jsonl", tmp_path / "ledger.jsonl"
     monkeypatch.setenv(LEDGER, str(ledger))
     # With all that a trainer loads, and not before its controller is there: machines may be slow.
@@ -214,25 +213,6 @@ def test_what_cannot_be_held_is_refused_before_anything_runs(
         run(made, [sys.executable, "-c", "raise SystemExit(9)"], how)
 
     assert not folder.exists() or not _left(folder)
-
-
-def test_nothing_is_held_inside_of_a_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNDERCLOCK_RUN", "somewhere")
-
-    with pytest.raises(UsageError, match="in this process already"), applied(plan()):
-        pass
-
-
-def test_files_of_a_run_whose_launcher_died_are_removed(folder: Path) -> None:
-    run_ = files_of(plan(), (("GPU-x", 0),), simulated="RTX 3080 Ti")
-    page = Path(run_.gpus[0].page)
-    left = run_.folder.rename(folder / "run-999999999-1-abcdef")
-    orphan = page.parent.rename(page.parent.with_name(f"underclock-{left.name}"))
-
-    tidy()
-
-    assert not left.exists()
-    assert not orphan.exists()
 
 
 @as_root

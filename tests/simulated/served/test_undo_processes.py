@@ -106,12 +106,14 @@ def _watches(rig: Rig, controller: int) -> bool:
 def test_a_killed_measurement_leaves_nothing(number: int | None, rig: Rig, comes: Comes) -> None:
     code = "import kills_work; kills_work.measure()"
     with subprocess.Popen([sys.executable, "-P", "-c", code, rig.uuid, "0"]) as process:
-        comes(lambda: not rig.is_clean())
-        first = rig.watchdog_of(process.pid)
-        if number is not None and first is not None:  # it gets another watchdog first
-            os.kill(first, number)
-            comes(lambda: rig.watchdog_of(process.pid) != first and _watches(rig, process.pid))
-        process.kill()
+        try:
+            comes(lambda: not rig.is_clean())
+            first = rig.watchdog_of(process.pid)
+            if number is not None and first is not None:  # it gets another watchdog first
+                os.kill(first, number)
+                comes(lambda: rig.watchdog_of(process.pid) != first and _watches(rig, process.pid))
+        finally:
+            process.kill()
     comes(rig.is_clean)
 
 
