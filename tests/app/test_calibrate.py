@@ -10,7 +10,7 @@ from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.campaign.grid import Campaign
-from underclock.errors import DataError, UsageError
+from underclock.errors import DataError
 from underclock.gpus.models import encode, gpu_model
 
 pytestmark = pytest.mark.slow
@@ -81,22 +81,6 @@ def test_a_users_sweep_becomes_a_gpu_that_can_be_measured_and_planned(
     assert {kernel.name for kernel in sample_set.kernels} == {"product", "copy"}
     assert made.evidence == "simulated"
     assert made.promise.energy_change <= 0
-
-
-@pytest.mark.parametrize(
-    ("gpu", "points", "sentence"),
-    [
-        ("sim:a4000", 4, "was not calibrated"),
-        ("sim:rtx3080ti", 1, "1 rows"),
-        ("sim:rtx3080ti", 99, "no rows are left"),
-        ("sim:rtx9999", 4, "no simulated GPU"),
-    ],
-)
-def test_a_check_that_cannot_be_made_says_why(
-    table: Path, gpu: str, points: int, sentence: str
-) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        check_calibration(table, gpu=gpu, points=points)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from underclock.app.output import (
     progress_bar,
     share_bar,
 )
-from underclock.errors import DeviceError
 
 _EVIL = "a\x1b[2J\x1b]0;pwned\x07\x9b31m\u202eb"
 _STEERS = ("\x1b", "\x07", "\x9b", "\u202e")
@@ -54,31 +53,10 @@ def test_no_command_lets_a_name_steer_the_terminal(
     assert not any(mark in said.out + said.err for mark in _STEERS)
 
 
-def test_what_stays_locked_is_said_beside_the_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(_gpu: object) -> None:
-        error = DeviceError("it broke", hint="mend it")
-        error.add_note("the clocks STAY locked: could not unlock\x1b; paste this")
-        raise error
-
-    monkeypatch.setattr("underclock.app.doctor.examine", fail)
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor"])
-
-    assert ended.value.code == 3
-    assert capsys.readouterr().err.splitlines() == [
-        "underclock: it broke",
-        "  hint: mend it",
-        r"underclock: the clocks STAY locked: could not unlock\u001b; paste this",
-    ]
-
-
 @pytest.mark.parametrize(("err", "code"), [("True", 0), ("False", 1)])
 def test_a_full_disk_behind_stderr_ends_nothing_and_behind_stdout_is_an_error(
     err: str, code: int
 ) -> None:
-    """A file that takes nothing stands for the disk."""
     program = f"from underclock.app.output import say; say('words', err={err})"
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-c", program]
@@ -112,14 +90,6 @@ def test_names_cannot_speak_to_the_terminal(shown: _Terminal) -> None:
     with redirect_stderr(shown), progress_bar("measuring") as show:
         show(Tally(done=1, total=2, gpu_s=1.0, doing="[red]x\x1b]0;owned\x07"))
     assert "[red]x\\u001b]0;owned\\u0007" in _plain(shown)
-
-
-def test_nothing_is_said_of_what_is_soon_over(capsys: pytest.CaptureFixture[str]) -> None:
-    with share_bar("predicting") as show:
-        show(0.25)
-    with progress_bar("measuring") as tell:
-        tell(_tally(1, 2, 1.0))
-    assert capsys.readouterr().err == ""
 
 
 class _Pipe(io.StringIO):

@@ -16,7 +16,6 @@ from underclock.records.serving import Basis
 from underclock.runtime.policy.governor import Governor, Note
 from underclock.runtime.trainer.notes import BEGIN
 
-Fails = Callable[[str], tuple[int, str]]
 STEPS = ("decode-b1-c1024", "decode-b8-c1024", "prefill-b1-c512")
 CORES = (1500, 1800, None)
 HASTY = msgspec.structs.replace(BRISK, warm_s=1.0, steady_s=1.0, window_s=0.5, launches=2)
@@ -147,16 +146,3 @@ def test_families_that_make_no_table_are_refused(
     with pytest.raises(DataError, match=words) as caught:
         plan_serving(changed(samples))
     assert hint in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--tpot 0ms", "no budget"),
-        ("--tail 5%", "--tail is of --tpot and --ttft"),
-        ("", "has no samples files"),
-    ],
-)
-def test_options_that_make_no_table(options: str, words: str, tmp_path: Path, fails: Fails) -> None:
-    _, said = fails(f"plan-server {tmp_path} {options}")
-    assert words in " ".join(said.split())

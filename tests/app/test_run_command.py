@@ -11,13 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from small_training import SCRIPT, plan
+from small_training import plan
 from underclock.app import main
 from underclock.hw.clock import SystemClock
 from underclock.hw.interrupts import InterruptedBySignal
-from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR
 from underclock.hw.simulated.served.client import Control
-from underclock.ledger import LEDGER, SavedAgainst, read_runs
 from underclock.records import Clocks
 from underclock.runtime.holding.run import HeldRun
 from underclock.runtime.undo.ownership import RUNTIME_DIR
@@ -228,26 +227,3 @@ def test_what_is_wrong_is_said(
 
     assert code in {2, 4}
     assert reason in said
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("served")
-def test_a_run_without_a_plan_has_its_kwh_and_sets_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(READ_ONLY, "1")
-    monkeypatch.setenv(LEDGER, str(tmp_path / "ledger.jsonl"))
-    Path("train.py").write_text(SCRIPT)
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--observe", "--json", "--", sys.executable, "train.py", "40"])
-    ran = json.loads(capsys.readouterr().out)
-    ((booked,), notes) = read_runs(tmp_path / "ledger.jsonl")
-
-    assert (ended.value.code, notes) == (0, ())
-    assert ran["summary"]["enqueued"] == 40 > ran["summary"]["steps"] > 20
-    assert ran["line"].endswith(" kWh drawn; no clock was set")
-    assert len(booked.gpus) == 2  # all that the command sees
-    assert (booked.job, booked.against, booked.plan) == ("train", SavedAgainst.OBSERVED, "")
-    drawn_j = [gpu.energy_j or 0.0 for gpu in booked.gpus]
-    assert drawn_j == [gpu.auto_j for gpu in booked.gpus]
-    assert sum(drawn_j) == pytest.approx(ran["summary"]["energy_j"])

@@ -147,7 +147,6 @@ def test_a_signal_at_any_time_leaves_nothing_locked(
 
 
 def test_what_a_process_ignores_stays_ignored(folder: Path, tmp_path: Path) -> None:
-    """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         child = _Child(_COMMANDS["measure"].format(folder, tmp_path).split(), signal.SIGHUP, 50)

@@ -90,24 +90,6 @@ def test_each_length_is_a_step_of_its_own() -> None:
     assert "each length is a step of its own" in told(found)
 
 
-def test_an_evaluation_between_steps_is_in_no_step_that_is_kept() -> None:
-    def begun() -> Script:
-        training = Training()
-
-        def script(step: int) -> None:
-            training.step()
-            if step % 5 == 0:
-                for _ in range(9):
-                    training.model(torch.randn(8, _WIDTH)).sum().item()
-
-        return script
-
-    found = looked_at(begun)
-    assert [sum(k.count for k in s.kernels if "addmm" in k.name) for s in found] == [20, 2, 2]
-    assert "steps of this script differ" in " ".join(found[1].warnings)
-    assert "steps of this script differ" not in told(found)
-
-
 def test_steps_that_never_repeat_are_said_to_differ() -> None:
     def begun() -> Script:
         training = Training()

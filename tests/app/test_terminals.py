@@ -9,17 +9,7 @@ import pytest
 
 _TABLE = Path(__file__).parents[1] / "data/tables/two_kernels.csv"
 _PLAIN = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-_PRINTS = [
-    "--help",
-    "doctor",
-    "saved",
-    "plan --help",
-    f"plan {_TABLE}",
-    f"plan {_TABLE} --json",
-    f"plan {_TABLE} --max-slowdown 5%",
-    "trace gpt3-125m --size layers=1",
-    "trace gpt3-125m --size layers=1 --json",
-]
+_PRINTS = ["--help", f"plan {_TABLE}"]
 
 
 def _environment(folder: Path, **more: str) -> dict[str, str]:
@@ -43,7 +33,6 @@ def test_a_terminal_without_letters_is_told_in_ascii(tmp_path: Path, words: str)
     said = (done.stdout + done.stderr).decode("ascii")
     assert "Traceback" not in said
     assert done.returncode == (4 if "missing" in words else 0), said
-    assert not (words == "plan --help" and "\\u" in said)
 
 
 @pytest.mark.parametrize("words", _PRINTS)

@@ -9,17 +9,14 @@ import pytest
 
 from small_training import SCRIPT
 from underclock.app import main
-from underclock.hw.nvml_calls import SIMULATOR
-from underclock.records import Evidence, Kernel, Kind, Plan, Step
+from underclock.records import Plan, Step
 from underclock.runtime.undo.ownership import RUNTIME_DIR
-from underclock.store import SampleFile, read_document, write_document
-from underclock.testing import served_gpus
+from underclock.store import SampleFile, read_document
 
 pytestmark = pytest.mark.slow
 
 _AGAIN = ["tune", "--gpu", "sim:a100", "-o", "tuned"]
 _TUNE = [*_AGAIN, "--precision", "3%"]
-_FEW = ["--core-mhz", "900,1500,auto", "--mem-mhz", "auto"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,34 +54,6 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
     assert "plan.json is there already" in said.err
     assert said.out.count("trained") == 1  # tracing it again would have ended it before
     assert "steps seen" in said.out
-
-
-def test_a_served_gpu_is_measured_as_its_like_and_holds_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    kernels = tuple(
-        Kernel(name=name, kind=kind, flops=flops, bytes_moved=1e9)
-        for name, kind, flops in (("product", Kind.GEMM, 2e11), ("copy", Kind.MEMORY, 0.0))
-    )
-    write_document(Path("step.json"), Step(name="few", kernels=kernels, order=(0, 1)))
-    with served_gpus("rtx3080ti", tmp_path / "s", count=2):
-        monkeypatch.setenv(SIMULATOR, str(tmp_path / "s"))
-        for gpu, file in (("nvml:0", "a.db"), ("nvml:1", "b.db")):
-            main(["measure", "step.json", "--gpu", gpu, *_FEW, "-o", file])
-        main(["plan", "a.db", "--max-slowdown", "1%", "--latency", "100us", "-o", "plan.json"])
-        with pytest.raises(SystemExit) as ended:
-            main(["run", "plan.json", "--dry-run", "--", sys.executable, "-c", ""])
-    monkeypatch.delenv(SIMULATOR)
-    main(["measure", "step.json", "--gpu", "sim:rtx3080ti", *_FEW, "-o", "c.db"])
-
-    assert ended.value.code == 0
-    assert "nvml:1 is served: measuring its like in virtual time, sim:rtx3080ti#1" in (
-        capfd.readouterr().err
-    )
-    first, second, twin = (SampleFile.read(Path(name)) for name in ("a.db", "b.db", "c.db"))
-    assert first.samples == twin.samples
-    assert first.evidence is Evidence.SIMULATED
-    assert first.samples != second.samples
 
 
 def _on_file() -> tuple[object, ...]:

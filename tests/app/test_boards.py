@@ -1,4 +1,4 @@
-"""`underclock merge`, and files named after host and GPU."""
+"""`underclock merge`, and `plan` of several samples, budgets or latencies in a folder."""
 
 import json
 import socket
@@ -59,3 +59,34 @@ def test_a_campaigns_file_is_named_after_host_and_gpu(
     code, words = fails("measure --gpu replay:table.csv -o %g.db")
     assert code == 2
     assert "table" in words
+
+
+@pytest.mark.slow
+def test_a_grid_of_plans_is_what_each_is_by_itself(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = "1.db 2.db --max-slowdown 0 --max-slowdown 1% --latency free"
+    main(["plan", *asked.split(), "-o", "here"])
+    said = capsys.readouterr().out
+
+    names = sorted(path.name for path in (folder / "here").iterdir())
+    assert names == [f"{n}-{budget}%-free.plan.json" for n in (1, 2) for budget in (0, 1)]
+    for name in names:
+        assert name in said
+    main(["plan", "2.db", "--max-slowdown", "1%", "--latency", "free", "-o", "2.json"])
+    assert (folder / "here" / names[-1]).read_bytes() == (folder / "2.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_grid_of_plans_says_what_is_wrong(
+    folder: Path, fails: Callable[[str], tuple[int, str]]
+) -> None:
+    for arguments, words in (
+        ("1.db 2.db", "2 plans go into a folder"),
+        ("1.db 1.db -o 1.db", "go into a folder"),
+    ):
+        code, said = fails(f"plan {arguments}")
+        assert (code, words in said) == (2, True), said
+    (folder / "to").mkdir()
+    code, said = fails("plan 1.db 1.db -o to")
+    assert (code, "two plans would be called 1-1%-known.plan.json" in said) == (2, True)

@@ -1,4 +1,4 @@
-"""What went is refused with a sentence that says what does its work now."""
+"""Files that went, and files that something damaged: read as they were, or refused."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import underclock
+from mutated_files import tried
 from refused import assert_refused
 from underclock.app.main import GONE_COMMANDS, GONE_OPTIONS, main
 from underclock.records import Plan
@@ -58,3 +59,15 @@ def test_a_kind_of_file_that_went(
     path.write_text(json.dumps({"kind": kind, "schema": 1}))
 
     assert_refused(lambda: read(path), path, f"is a {kind} file", json_files.GONE[kind])
+
+
+@pytest.mark.slow
+def test_changed_files_of_every_kind_are_read_as_they_say_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    counts, wrong = tried(1360, seed=0)
+
+    assert wrong == []
+    assert min(counts["accepted"], counts["refused"]) > 136
