@@ -11,13 +11,11 @@ from fake_gpu import SteadyGpu
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Durations, Gpu, Loop, Progress
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.durations import GraphLaunch
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import GraphNode, cleared_before
-from underclock.hw.cuda.round_graphs import step_graphs
 from underclock.hw.measurer import GpuMeasurer
 from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings, Mix, Step
-from underclock.records.work import LaunchGroup, Node, NodeKind
+from underclock.records.work import Node, NodeKind
 
 _PRODUCT_S = 2e-3  # of the heater on this GPU
 _STEP = {"norm": 1e-4, "mm": 3e-3, "gelu": 4e-4}
@@ -156,28 +154,6 @@ def test_a_kernel_finds_the_memsets_of_memory_it_is_given() -> None:
 _KERNEL, _MEMSET, _EVENT = (
     Node(kind=kind) for kind in (NodeKind.KERNEL, NodeKind.MEMSET, NodeKind.OTHER)
 )
-
-
-def _handled(*nodes: Node) -> list[GraphNode]:
-    handle: Any = None
-    return [GraphNode(node, handle, ()) for node in nodes]
-
-
-def _group(*nodes: int) -> LaunchGroup:
-    return LaunchGroup(nodes=nodes, activity=None)
-
-
-def test_a_memset_far_before_its_kernel_serves_it_and_counts_once() -> None:
-    nodes = _handled(_MEMSET, _EVENT, _KERNEL, _KERNEL, _KERNEL)
-    groups = (_group(2), _group(0, 3), _group(0, 4))
-
-    assert step_graphs(nodes, [5], groups) == (
-        GraphLaunch(
-            nodes=(_MEMSET, _EVENT, _KERNEL, _KERNEL, _KERNEL),
-            places=(1, None, 0, 1, 2),
-            times={0: 1, 1: 1, 2: 1},
-        ),
-    )
 
 
 _KERNELS = [Kernel(name=name) for name in _STEP]

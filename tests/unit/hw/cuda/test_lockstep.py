@@ -136,11 +136,6 @@ def _following(rank: Rank, ear: Ear, gpu: NvmlGpu) -> Callable[[], None]:
     return follow
 
 
-def test_a_follower_without_room_waits_for_what_the_leader_does_instead(gpu: NvmlGpu) -> None:
-    line = Said(BeginLoop(("mm",), Mix(hot=9)), Done())
-    _following(Rank(RankPace(), 1.0, no_room=True), line.ear(), gpu)()
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -197,18 +192,6 @@ class Late:
 
 
 @pytest.mark.usefixtures("job")
-def test_every_rank_hears_everything_in_order() -> None:
-    first = StoreLine(1)
-    ears = [StoreLine(1, clock=Late(first)) for _ in range(2)]
-    first.say(b"one")
-    first.say(b"\x00two")
-    for ear in ears:
-        assert [ear.hear(), ear.hear()] == [b"one", b"\x00two"]
-    assert ears[0].hear() == b"late"  # it waits until something is said
-    assert ears[1].hear() == b"late"
-
-
-@pytest.mark.usefixtures("job")
 def test_a_leader_that_says_nothing_is_waited_for_300_s() -> None:
     with pytest.raises(MeasurementError, match="first rank said nothing for 300 s") as late:
         StoreLine(1, clock=Late()).hear()
@@ -260,12 +243,6 @@ def test_ranks_wait_for_the_last_of_them() -> None:
     assert four.time_s == pytest.approx(3e-3)
     assert meet(four.torch, four)
     assert len(four.here) == 2
-
-
-def test_who_never_comes_is_not_waited_for_for_ever() -> None:
-    two = Meeting(ranks=2, comes=False)
-    assert not meet(two.torch, two, longest_s=0.5)
-    assert two.time_s == pytest.approx(0.5, abs=2e-3)
 
 
 _TIMED_STEP = {"norm": 1e-4, "mm": 3e-3, "allreduce": 4e-4}

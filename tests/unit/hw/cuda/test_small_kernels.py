@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from underclock.errors import NotSupportedError
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda import small_kernels
 from underclock.hw.cuda.small_kernels import CudaSmallKernels
 from underclock.records.latencies import Domain
 
@@ -117,15 +115,3 @@ def test_durations_follow_the_clock_and_starts_are_on_the_hosts(domain: Domain) 
     assert not hot.any()
     at = int(np.argmax(durations_s > 1.5 * fast_s))
     assert starts_s[at] - starts_s[0] == pytest.approx(changed_s, abs=0.01)
-
-
-def test_without_pytorch_the_sentence_says_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> Any:
-        raise NotSupportedError("PyTorch sees no CUDA device")
-
-    monkeypatch.setattr(small_kernels, "import_torch", missing)
-    with pytest.raises(
-        NotSupportedError, match="PyTorch with CUDA runs: PyTorch sees no CUDA"
-    ) as e:
-        CudaSmallKernels(2000)
-    assert "pip install 'torch" in e.value.hint

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
-from underclock.hw.base import Durations, Progress
+from underclock.hw.base import Progress
 from underclock.hw.cuda.durations import (
     MARKS,
     EagerRound,
@@ -61,13 +61,6 @@ _ROUND = GraphLaunch(
 )
 
 
-def test_a_memset_belongs_to_the_launch_it_serves() -> None:
-    rounds = [(1, 10, 3, 14, 100, 7), (1, 10, 3, 14, 120, 9)]
-    seen = _in_turn(*(_ran(_ROUND.nodes, took_s) for took_s in rounds))
-
-    assert mean_durations(seen, ((_ROUND,),)) == {0: 14.0, 1: 110.0, 2: 8.0}
-
-
 def test_a_step_and_its_coload_are_launched_apart_and_both_must_be_seen() -> None:
     step = GraphLaunch(
         nodes=(_kernel("a"), _EVENT, _MEMSET, _kernel("b")),
@@ -112,14 +105,6 @@ def _overlapping(*spans_s: tuple[float, float]) -> list[TracedActivity]:
 _PAIR = GraphLaunch(nodes=(_kernel("mm"),) * 2, places=(0, 1), times={0: 1, 1: 1})
 
 
-def test_a_launch_lasts_until_the_next_begins_though_it_ends_later() -> None:
-    # The first ends 1 s after the second began; the second runs into the next round.
-    first = _overlapping((0.0, 11.0), (10.0, 5.5))
-    second = _overlapping((15.0, 10.0), (25.0, 5.5))
-
-    assert mean_durations([first, second], ((_PAIR,),)) == {0: 10.0, 1: 5.25}
-
-
 @given(st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.0, 1.1)), min_size=6, max_size=6))
 def test_launches_in_turn_never_add_up_to_more_than_the_time_they_took(
     spans: list[tuple[float, float]],
@@ -155,11 +140,6 @@ def test_parts_of_a_step_are_told_by_their_turn(cut: int) -> None:
 
 
 Calls = list[list[TracedActivity]]
-_EAGER_STEP = (
-    Node(kind=NodeKind.MEMSET),
-    Node(kind=NodeKind.KERNEL, function="mm"),
-    Node(kind=NodeKind.KERNEL, function="gelu"),
-)
 
 
 def ran(function: str, start_s: float, duration_s: float) -> TracedActivity:
@@ -173,32 +153,6 @@ def mark(at_s: float) -> list[TracedActivity]:
 
 def calls(*done: tuple[str, float, float]) -> Calls:
     return [[ran(*one)] for one in done]
-
-
-def one_step(at_s: float = 3.0) -> Calls:
-    """Wait for a second, then run a memset, a product, another wait, and a last kernel."""
-    return calls(("", at_s + 1.0, 1.0), ("mm", at_s + 2.0, 4.0), ("gelu", at_s + 8.0, 2.0))
-
-
-_LONGER = calls(("", 4.0, 1.0), ("mm", 5.0, 6.0), ("gelu", 11.0, 4.0))
-_IN_PART = [*one_step()[1:], mark(20.0), *one_step(23.0), mark(33.0), *one_step(36.0)]
-
-
-@pytest.mark.parametrize(
-    ("seen", "steps", "expected"),
-    [
-        (_IN_PART, 1, {0: 8.0, 1: 2.0}),
-        ([mark(0.0), *_LONGER, mark(15.0), *one_step(18.0), mark(28.0)], 1, {0: 8.0, 1: 3.0}),
-        ([mark(0.0), *one_step(), *one_step(12.0), mark(22.0)], 2, {0: 7.5, 1: 2.0}),
-        ([mark(0.0), list(itertools.chain(*one_step())), mark(13.0)], 1, {0: 8.0, 1: 2.0}),
-    ],
-    ids=["rounds in part do not count", "rounds", "steps of a round", "a graph of the user's"],
-)
-def test_launches_are_averaged(seen: Calls, steps: int, expected: dict[int, float]) -> None:
-    found = eager_durations(seen, EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=steps))
-
-    assert found is not None
-    assert found.mean_s == expected
 
 
 @pytest.mark.parametrize(
@@ -223,15 +177,6 @@ def test_a_few_launches_may_differ(
     assert found is not None
     assert sum(found.mean_s.values()) == pytest.approx(10.0)
     assert {place: found.mean_s[place] for place in expected} == pytest.approx(expected)
-
-
-def test_coload_is_told_apart_by_its_place_at_the_end() -> None:
-    round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1, coload=(2, 2, 3))
-    coload = [ran("mm", 13.0, 3.0), ran("mm", 16.0, 5.0), ran("spin_kernel", 21.0, 7.0)]
-    found = eager_durations([mark(0.0), *one_step(), coload, mark(30.0)], round_)
-
-    assert found is not None
-    assert found.mean_s == {0: 8.0, 1: 2.0, 2: 4.0, 3: 7.0}
 
 
 _GRAPH = GraphLaunch(
@@ -400,14 +345,6 @@ def test_events_become_durations_by_launch_whatever_else_was_seen() -> None:
     assert durations.kernel_s == pytest.approx((101e-6,))
     assert durations.idle_s == pytest.approx(50e-6)
     assert durations.hot_s is None
-
-
-def test_what_is_seen_in_part_only_is_looked_at_again_for_longer() -> None:
-    clock = FakeClock()
-    part = FakeProfile([*_round_events(1, 0.0), *_round_events(2)[1:]])
-    profiles = [part, FakeProfile(_rounds())]
-    assert isinstance(_loop(profiles, clock=clock).durations(0.5), Durations)
-    assert clock.slept_s == [0.3 + 0.5, 0.3 + 1.0]
 
 
 def test_graphs_that_are_never_seen_whole_are_an_error() -> None:

@@ -136,26 +136,6 @@ def test_changes_are_asked_for_as_long_ahead_as_they_take(marks: Sequence[int] |
     assert [outcome.error_s for outcome in step.outcomes] == pytest.approx([0.0] * 2, abs=1e-9)
 
 
-def test_a_change_waits_for_a_late_mark_before_it() -> None:
-    player = played((0, 3, 4))
-    lasts_s = usual(player.machine.timetable)
-    player.steps(4, lasts_s)
-    began_s = player.step([0.05, *lasts_s[1:]])  # mark 1, at launch 3, comes 20 ms late
-
-    first_s, mhz = player.asked(began_s)[0]
-    assert (first_s, mhz) == (pytest.approx(0.055, abs=3e-3), 1500)
-
-
-def test_marks_that_are_not_seen_are_done_without() -> None:
-    player = played()
-    table = player.machine.timetable
-    player.steps(3, usual(table))
-    for _ in range(5):  # nobody waits for what is never seen
-        began_s = player.step(usual(table), skipped=(3, 4))
-
-    assert player.asked(began_s)[0] == (pytest.approx(0.035, abs=1e-4), 1500)
-
-
 def test_marks_that_do_not_match_the_plan_are_told() -> None:
     player = played((0, 2, 4, 6))
     position = player.machine.position

@@ -1,8 +1,6 @@
 """What decides over a machine: the plan alone, a guard, or arms that take turns."""
 
 import dataclasses
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -109,60 +107,6 @@ def test_arms_take_turns_and_are_compared() -> None:
     assert by_arm["plan"].time_change == pytest.approx(0.01)
     assert by_arm["plan"].verdict == "kept"
     assert policy.ends() == ""
-
-
-@pytest.mark.parametrize("many", [(3, 1), (1, 3), (2, 2)])
-def test_a_guard_is_not_deceived_by_steps_that_are_seen_together(many: tuple[int, int]) -> None:
-    machine = _machine()
-    policy = policy_of(machine, PLAN, arms="", window=5)
-    for number in range(60):
-        steps = many[0] if policy.label == "learning" else many[1]
-        step = _step(number, 0.11 * (1.0 + 1e-3 * (number % 3)))
-        policy.passed(dataclasses.replace(step, steps=steps))
-
-    assert (policy.label, _holds(machine)) == ("plan", None)
-
-
-@pytest.mark.parametrize(
-    ("takes_s", "block", "steps", "said"),
-    [
-        (
-            0.0011,
-            4550,
-            None,
-            "a step takes 1.1 ms: a verdict takes 31850 steps, about 35 s, and a run",
-        ),
-        (
-            0.7,
-            20,
-            None,
-            "a step takes 700 ms: a verdict takes 140 steps, about 1.63 min, and a run",
-        ),
-        (0.11, 50, 400, "350 steps, about 38.5 s, and a run of fewer has none; this one has 400"),
-        (0.11, 50, 300, "350 steps, about 38.5 s, and a run of fewer has none; this one has 300"),
-    ],
-)
-def test_blocks_are_sized_by_steps_as_seen_and_the_run_says_how_long_a_verdict_takes(
-    takes_s: float, block: int, steps: int | None, said: str
-) -> None:
-    paces: list[float] = []
-    two = [
-        policy_of(
-            _machine(), _planned(takes_s), arms="auto,plan", window=0, paces=paces, steps=steps
-        )
-        for _ in range(2)
-    ]
-    words, warming = [], 0
-    while "warm-up" in {policy.label for policy in two}:
-        for at, policy in enumerate(two):
-            step = dataclasses.replace(_step(warming), time_s=takes_s * (1.0 + 0.01 * at))
-            words.append(policy.passed(step))
-            policy.known(step, 1.0)
-        warming += 1
-        if warming == 20:
-            (only,) = {*filter(None, words)}  # what the first has seen goes for both
-            assert said in only
-    assert warming == block
 
 
 def test_of_another_step_there_will_be_no_verdict_and_the_run_says_so_at_once() -> None:
@@ -417,18 +361,3 @@ def test_of_steps_that_are_not_slower_one_in_forty_is_thought_so() -> None:
         wrong += slowdown(auto.tolist(), steps.tolist())[1] > 0.0
 
     assert 0.01 <= wrong / 2000 <= 0.035
-
-
-def test_nothing_heavy_is_loaded_to_judge() -> None:
-    code = """
-import sys
-from underclock.runtime.policy.guard import Guard, Stage
-guard = Guard(max_slowdown=0.01, has_fixed=False, window=3)
-before = set(sys.modules)
-for time_s in (1.0, 1.0, 1.0, 1.01, 1.0, 1.2, 1.2, 1.2, 1.21, 1.2, 1.0, 1.0, 1.0, 1.01, 1.0):
-    guard.stepped(time_s)
-print(guard.stage.name, set(sys.modules) - before, {"numpy", "scipy"} & set(sys.modules))
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert ended.stdout == "REDUCED set() set()\n"
