@@ -38,9 +38,6 @@ _FIRST = (
     "test_plan_latency.py",
     "test_job_run.py",
     "test_docs_site.py",
-    "test_tensor_parallel.py",
-    "test_traced_pipelines.py",
-    "test_known_tables.py",
     "test_assumed_step.py",
 )
 """Files that take long, or come late: they run first, so that no worker is left alone with one."""

@@ -23,30 +23,25 @@ class ReadOnlyGpuContract:
     """
 
     def test_it_says_what_it_is(self, gpu: Gpu) -> None:
-        """Name and limit are there, and a limit is positive."""
         info = gpu.info()
         assert info.name
         assert info.power_limit_w is None or info.power_limit_w > 0
 
     def test_its_clock_tables_ascend(self, gpu: Gpu) -> None:
-        """Every listed clock appears once, lowest first."""
         for table in (gpu.supported_core_mhz(), gpu.supported_mem_mhz()):
             assert table
             assert list(table) == sorted(set(table))
 
     def test_every_memory_clock_has_core_clocks(self, gpu: Gpu) -> None:
-        """The core clocks of a memory clock are among all core clocks."""
         every = set(gpu.supported_core_mhz())
         for mem_mhz in gpu.supported_mem_mhz():
             assert set(gpu.supported_core_mhz(mem_mhz)) <= every
 
     def test_its_energy_counter_never_goes_back(self, gpu: Gpu) -> None:
-        """Two reads in a row do not fall."""
         before_j = gpu.energy_j()
         assert gpu.energy_j() >= before_j
 
     def test_its_energy_counter_climbs_as_its_power_says(self, gpu: Gpu, clock: Clock) -> None:
-        """Counter and power come from different sensors of one truth, in the same units."""
         clock.sleep_s(_LONGEST_TICK_S)  # power may be an average that still looks further back
         started_s, before_j = clock.now_s(), gpu.energy_j()
         clock.sleep_s(_LONGEST_TICK_S)
@@ -54,7 +49,6 @@ class ReadOnlyGpuContract:
         assert 0.5 < power_w / (gpu.power_w() or 0.0) < 2.0
 
     def test_its_readings_are_possible(self, gpu: Gpu) -> None:
-        """A GPU draws power, runs at clocks, and is neither frozen nor molten."""
         assert (gpu.power_w() or 0.0) > 0
         assert gpu.observed().core_mhz
         assert 0 < (gpu.temperature_c() or 0.0) < 120
@@ -68,7 +62,6 @@ class GpuContract(ReadOnlyGpuContract):
     """
 
     def test_a_lease_takes_and_leaves_nothing_behind(self, gpu: Gpu, clock: Clock) -> None:
-        """Inside the block the clock comes to be held; after it, it is not."""
         before = gpu.observed()
         low = Clocks(core_mhz=gpu.supported_core_mhz()[0])
         with ClockLeases(gpu).hold(low):
@@ -77,7 +70,6 @@ class GpuContract(ReadOnlyGpuContract):
         assert _comes(clock, lambda: gpu.observed() == before)
 
     def test_a_lease_survives_an_interrupt(self, gpu: Gpu, clock: Clock) -> None:
-        """Ctrl-C inside the block does not leave the clock locked."""
         before = gpu.observed()
         low = Clocks(core_mhz=gpu.supported_core_mhz()[0])
         with contextlib.suppress(KeyboardInterrupt), ClockLeases(gpu).hold(low):
@@ -86,7 +78,6 @@ class GpuContract(ReadOnlyGpuContract):
         assert _comes(clock, lambda: gpu.observed() == before)
 
     def test_a_lease_survives_a_half_done_write(self, gpu: Gpu, clock: Clock) -> None:
-        """A refusal after the first domain was written leaves nothing behind."""
         before = gpu.observed()
         impossible = Clocks(core_mhz=gpu.supported_core_mhz()[0], mem_mhz=1)
         with contextlib.suppress(UnderclockError), ClockLeases(gpu).hold(impossible):
@@ -94,7 +85,6 @@ class GpuContract(ReadOnlyGpuContract):
         assert _settles(clock, lambda: gpu.observed() == before)
 
     def test_a_lease_inside_another_is_refused(self, gpu: Gpu, clock: Clock) -> None:
-        """It would give the outer one's clocks back; that one goes on."""
         low = Clocks(core_mhz=gpu.supported_core_mhz()[0])
         with ClockLeases(gpu) as leases, leases.hold(low):
             try:
@@ -105,7 +95,6 @@ class GpuContract(ReadOnlyGpuContract):
             assert _comes(clock, lambda: gpu.observed().core_mhz == low.core_mhz)
 
     def test_unlocking_what_is_not_locked_is_harmless(self, gpu: Gpu, clock: Clock) -> None:
-        """It changes nothing and raises nothing."""
         before = gpu.observed()
         gpu.unlock()
         assert _settles(clock, lambda: gpu.observed() == before)
@@ -120,7 +109,6 @@ class LauncherContract:
     def test_its_progress_is_counted_when_launches_complete(
         self, launcher: Launcher, clock: Clock, kernel: Kernel
     ) -> None:
-        """Launches and their time only grow, and together give the time of one."""
         with launcher.loop([kernel]) as loop:
             clock.sleep_s(1.0)
             before = loop.progress()
@@ -134,7 +122,6 @@ class LauncherContract:
     def test_a_sequence_is_one_launch(
         self, launcher: Launcher, clock: Clock, kernel: Kernel
     ) -> None:
-        """Launching a kernel twice in a row takes about twice as long as once."""
         per_launch_s = []
         for kernels in ([kernel], [kernel, kernel]):
             with launcher.loop(kernels) as loop:
@@ -149,7 +136,6 @@ class LauncherContract:
     def test_durations_inside_a_loop_add_up_to_its_rounds(
         self, launcher: Launcher, clock: Clock, kernel: Kernel
     ) -> None:
-        """Alone, repeated, with co-load and without the kernel; all durations are positive."""
         mixes = (None, Mix(launches=5, hot=1), Mix(launches=5, hot=2, idle_s=5e-3), Mix(hot=1))
         for mix in mixes:
             kernels = [kernel] if mix is None or mix.launches > 1 else []
@@ -173,7 +159,6 @@ class LauncherContract:
             assert abs(sum(parts_s) / round_s - 1.0) < self.durations_within
 
     def test_nothing_at_all_is_refused(self, launcher: Launcher) -> None:
-        """A loop without kernels and without co-load would never end a round."""
         try:
             with launcher.loop([]):
                 pass
@@ -186,7 +171,6 @@ class MeasurerContract:
     """What every measurer shows; fixtures ``measurer``, and ``kernel`` that it measures at auto."""
 
     def test_it_can_measure_at_auto(self, measurer: Measurer, kernel: Kernel) -> None:
-        """Auto is among its settings and gives positive numbers."""
         assert AUTO in measurer.settings()
         assert measurer.can_measure(kernel, AUTO)
         with measurer.hold(AUTO):
@@ -195,7 +179,6 @@ class MeasurerContract:
         assert reading.energy_j > 0
 
     def test_it_refuses_clocks_it_does_not_list(self, measurer: Measurer, kernel: Kernel) -> None:
-        """Nothing is measured at clocks nobody has."""
         impossible = Clocks(core_mhz=1, mem_mhz=1)
         assert not measurer.can_measure(kernel, impossible)
         try:
@@ -206,7 +189,6 @@ class MeasurerContract:
         raise AssertionError("measured at clocks the measurer does not list")
 
     def test_its_settings_are_distinct(self, measurer: Measurer) -> None:
-        """Every pair is offered once."""
         settings = measurer.settings()
         assert len(settings) == len(set(settings))
 
@@ -218,11 +200,9 @@ class MixingMeasurerContract(MeasurerContract):
     """
 
     def test_it_says_that_it_can(self, measurer: Measurer) -> None:
-        """Whoever steers asks for the capability, not for the kind of measurer."""
         assert Capability.MIX in measurer.capabilities
 
     def test_idling_lets_the_clock_of_a_capped_product_rise(self, measurer: Measurer) -> None:
-        """A product thinned out by idling runs faster, and its round draws less power."""
         capped = measurer.measure([], mix=Mix(hot=4), timed=True)
         thinned = measurer.measure([], mix=Mix(hot=4, idle_s=2.0 * capped.time_s), timed=True)
         assert capped.core_mhz is not None
@@ -233,7 +213,6 @@ class MixingMeasurerContract(MeasurerContract):
     def test_a_heater_lowers_the_clock_of_a_cool_kernel(
         self, measurer: Measurer, kernel: Kernel
     ) -> None:
-        """At auto, nothing set: the cap is on all that runs."""
         cool = measurer.measure([kernel], mix=Mix(), timed=True)
         heated = measurer.measure([kernel], mix=Mix(hot=20), timed=True)
         assert cool.core_mhz is not None
@@ -241,11 +220,6 @@ class MixingMeasurerContract(MeasurerContract):
         assert heated.core_mhz < cool.core_mhz
 
     def test_what_it_times_adds_up_to_the_round(self, measurer: Measurer, kernel: Kernel) -> None:
-        """Durations are read after the window, and are those of the same rounds.
-
-        The product idles as long as it runs: at the cap its clock wanders from one look to the next
-        by more than what is asked for here.
-        """
         product = measurer.measure([], mix=Mix(hot=1), timed=True)
         mix = Mix(launches=5, hot=1, idle_s=product.time_s)
         reading = measurer.measure([kernel], mix=mix, timed=True)
