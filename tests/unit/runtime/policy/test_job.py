@@ -96,7 +96,6 @@ def test_iterations_slower_than_promised_take_all_to_auto_and_then_to_a_faster_p
     assert len(job_.orders) == before
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("slower", [1.05, 1.1])
 @pytest.mark.parametrize("window", [0, 20])
 def test_replicas_take_the_plan_of_a_straggler_within_20_iterations(

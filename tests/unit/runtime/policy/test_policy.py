@@ -109,6 +109,48 @@ def test_arms_take_turns_and_are_compared() -> None:
     assert policy.ends() == ""
 
 
+@pytest.mark.parametrize(
+    ("takes_s", "block", "steps", "said"),
+    [
+        (
+            0.0011,
+            4550,
+            None,
+            "a step takes 1.1 ms: a verdict takes 31850 steps, about 35 s, and a run",
+        ),
+        (
+            0.7,
+            20,
+            None,
+            "a step takes 700 ms: a verdict takes 140 steps, about 1.63 min, and a run",
+        ),
+        (0.11, 50, 400, "350 steps, about 38.5 s, and a run of fewer has none; this one has 400"),
+        (0.11, 50, 300, "350 steps, about 38.5 s, and a run of fewer has none; this one has 300"),
+    ],
+)
+def test_blocks_are_sized_by_steps_as_seen_and_the_run_says_how_long_a_verdict_takes(
+    takes_s: float, block: int, steps: int | None, said: str
+) -> None:
+    paces: list[float] = []
+    two = [
+        policy_of(
+            _machine(), _planned(takes_s), arms="auto,plan", window=0, paces=paces, steps=steps
+        )
+        for _ in range(2)
+    ]
+    words, warming = [], 0
+    while "warm-up" in {policy.label for policy in two}:
+        for at, policy in enumerate(two):
+            step = dataclasses.replace(_step(warming), time_s=takes_s * (1.0 + 0.01 * at))
+            words.append(policy.passed(step))
+            policy.known(step, 1.0)
+        warming += 1
+        if warming == 20:
+            (only,) = {*filter(None, words)}  # what the first has seen goes for both
+            assert said in only
+    assert warming == block
+
+
 def test_of_another_step_there_will_be_no_verdict_and_the_run_says_so_at_once() -> None:
     policy = policy_of(_machine(), _planned(5.9e-4), arms="auto,plan", window=0)
     words = [policy.passed(dataclasses.replace(_step(at), time_s=0.697)) for at in range(20)]
