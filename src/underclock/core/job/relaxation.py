@@ -83,7 +83,14 @@ class Relaxation:
         curves = [
             TradeCurve(time_s=time_s[p, on], cost_j=cost_j[p, on]) for p, on in enumerate(hulls)
         ]
-        fixed_s, constant_j = _fixed(table, wait_w)
+        # Durations that no clock changes, shape (n,), and their least cost.
+        further = network.stream > 0
+        fixed_s = table.fixed_s.copy()
+        free = np.flatnonzero(further & (table.pair >= 0))
+        fixed_s[free] = table.time_s[table.pair[free]].min(axis=1, initial=np.inf)
+        above_w = np.nan_to_num(table.power_w - wait_w[network.rank])
+        above_w = np.where(further, np.maximum(above_w, 0.0), above_w)
+        constant_j = float((above_w * table.fixed_s) @ table.weight)
         activity_s = network.taken_s(fixed_s)
         ours = table.planned[network.stream[table.planned] == 0]
         curve, weight = np.full(count + 1, -1), np.zeros(count + 1)
@@ -169,17 +176,6 @@ def following(table: JobTable, choice: RowChoice) -> RowChoice:
     clocks = np.where(holder >= 0, table.last[table.pair[holder], choice.then[holder]], 0)
     row = table.at_clocks[table.pair[at], clocks]
     return choice.changed(at, row, row, np.ones(len(at)))
-
-
-def _fixed(table: JobTable, wait_w: Floats) -> tuple[Floats, float]:
-    """Return durations that no clock changes, shape (n,), and their least cost in J."""
-    further = table.network.stream > 0
-    fixed_s = table.fixed_s.copy()
-    free = np.flatnonzero(further & (table.pair >= 0))
-    fixed_s[free] = table.time_s[table.pair[free]].min(axis=1, initial=np.inf)
-    above_w = np.nan_to_num(table.power_w - wait_w[table.network.rank])
-    above_w = np.where(further, np.maximum(above_w, 0.0), above_w)
-    return fixed_s, float((above_w * table.fixed_s) @ table.weight)
 
 
 def hull(time_s: Floats, cost_j: Floats) -> Ints:

@@ -179,7 +179,12 @@ def activity_of(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) ->
     """Return an activity of the GPU, with what asked for it."""
     chain = host.chains.get(correlation_of(event), ())
     launched_us = host.called_us.get(correlation_of(event), float(event["ts"]))
-    operator = _operator(chain)
+    # The innermost operator that is not a module, a phase or autograd's own frame; that is better
+    # than nothing: accumulating a gradient launches from it.
+    own = (each for each in reversed(chain) if not each.name.startswith(_FRAMES))
+    operator = next((each for each in own if not each.is_backward), None) or next(
+        (each for each in reversed(chain) if each.is_backward), None
+    )
     asked = operator_and_shapes(event, chain) or (
         (operator.name, _shapes(operator.arguments)) if operator else ("", "")
     )
@@ -203,15 +208,6 @@ def _three(sizes: Sequence[int] | None) -> tuple[int, int, int]:
         return (1, 1, 1)
     x, y, z = (int(size) for size in sizes)
     return (x, y, z)
-
-
-def _operator(chain: Sequence[HostRange]) -> HostRange | None:
-    """Return the innermost operator that is not a module, a phase or autograd's own frame."""
-    own = (each for each in reversed(chain) if not each.name.startswith(_FRAMES))
-    # Autograd's own frame is better than nothing: accumulating a gradient launches from it.
-    return next((each for each in own if not each.is_backward), None) or next(
-        (each for each in reversed(chain) if each.is_backward), None
-    )
 
 
 def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostTimeline) -> Pass:

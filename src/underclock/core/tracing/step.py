@@ -115,13 +115,12 @@ def traced_step(
         alike.setdefault(key, []).append(at)
     place = {key: index for index, key in enumerate(alike)}
     pooled = {keys[pool.median]: pool for pool in found}
-    kernels = [
-        msgspec.structs.replace(
-            _kernel([launches[at] for at in some], key, pooled.get(key)),
-            waited_for=_waited_for([groups[at].activity for at in some]),
-        )
-        for key, some in alike.items()
-    ]
+    kernels = []
+    for key, some in alike.items():
+        ran = [groups[at].activity for at in some]
+        shares = [one.waited_for for one in ran if one is not None]
+        waited_for = math.fsum(shares) / len(shares) if shares else 1.0
+        kernels.append(_kernel([launches[at] for at in some], key, pooled.get(key), waited_for))
     notes = [
         *warnings,
         *([_pooled_words(found)] if found else []),
@@ -194,7 +193,7 @@ def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
     node, activity = nodes[group.nodes[-1]], group.activity
     operator = activity.operator if activity else ""
     shapes = activity.shapes if activity else ""
-    helpers = tuple(_helper(nodes[i]) for i in group.nodes[:-1])
+    helpers = [nodes[i] for i in group.nodes[:-1]]
     function = node.function or node.kind.value
     # An operator and its inputs decide what its kernel computes. Parameters would as well, but they
     # also hold what does not matter: where a random stream stands, a learning rate.
@@ -207,7 +206,7 @@ def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
         node.attributes,
         node.bytes,
         meaning,
-        tuple((nodes[i].kind.value, nodes[i].bytes) for i in group.nodes[:-1]),
+        tuple((each.kind.value, each.bytes) for each in helpers),
     )
     return Launch(
         function=function,
@@ -218,18 +217,17 @@ def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
         operator=operator,
         shapes=shapes,
         module=starred(activity.module) if activity else "",
-        served_by=helpers,
+        served_by=tuple(
+            f"{each.kind.value} {_PREPARES}"
+            if each.kind is NodeKind.KERNEL
+            else f"{each.kind.value} of {each.bytes} B"
+            for each in helpers
+        ),
         identity=_hash(facts),
     )
 
 
-def _helper(node: Node) -> str:
-    if node.kind is NodeKind.KERNEL:
-        return f"{node.kind.value} {_PREPARES}"
-    return f"{node.kind.value} of {node.bytes} B"
-
-
-def _kernel(alike: Sequence[Launch], key: _Key, pool: Pool | None) -> Kernel:
+def _kernel(alike: Sequence[Launch], key: _Key, pool: Pool | None, waited_for: float) -> Kernel:
     identity, pass_ = key
     launch = alike[0] if pool is None else alike[pool.members.index(pool.median)]
     flops = flops_of(launch.operator, launch.shapes)
@@ -246,13 +244,8 @@ def _kernel(alike: Sequence[Launch], key: _Key, pool: Pool | None) -> Kernel:
         flops=flops,
         bytes_moved=bytes_of(launch.operator, launch.shapes),
         launch=launch,
+        waited_for=waited_for,
     )
-
-
-def _waited_for(ran: Sequence[TracedActivity | None]) -> float:
-    """Return the share of a kernel's time that the step waits for, of as many as were seen."""
-    shares = [one.waited_for for one in ran if one is not None]
-    return math.fsum(shares) / len(shares) if shares else 1.0
 
 
 def _hash(facts: object) -> str:
