@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/fitting.py [--quick]
 
 Each case draws a GPU, its kernels and noisy samples of them, fits them
-(`core.model.fitting.fitted`) and predicts every kernel at every setting
+(`core.model.most_likely.fitted`) and predicts every kernel at every setting
 (`core.model.estimate.at_locked_clocks`). Another seed each repeat. The table goes to
 docs/evidence/fitting.md, and with it what ten times the runs of a table cost; a quick run, of the
 small case, is printed.
