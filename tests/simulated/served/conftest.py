@@ -38,7 +38,7 @@ def comes() -> Callable[[Callable[[], bool]], None]:
     """Wait for something that takes real time, but not for long."""
     from underclock.hw.clock import SystemClock
 
-    def wait(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    def wait(condition: Callable[[], bool], within_s: float = 5.0) -> None:
         clock = SystemClock()
         until_s = clock.now_s() + within_s
         while not condition():

@@ -231,8 +231,8 @@ def test_a_folder_that_others_may_write_a_link_and_a_file_are_refused(
     (tmp_path / "link").symlink_to(tmp_path / "open")
     (tmp_path / "file").touch()
     for name, words in (
-        ("open", "others may write"),
-        ("group", "others may write"),
+        ("open", "other users may write"),
+        ("group", "other users may write"),
         ("link", "is not a folder"),
         ("file", "cannot make the folder"),
     ):
