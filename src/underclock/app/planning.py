@@ -103,7 +103,14 @@ def plan(
         sample_set = steps
     whole = is_only_whole(sample_set)
     if whole:
-        goal, switching = _of_the_step(goal), None  # one clock never changes
+        if passes:
+            raise UsageError(
+                "the step ran whole only, and whole steps do not show which pass draws what: "
+                "clocks that change within it cannot be planned",
+                hint="leave --granularity away: one clock for the whole step is planned",
+            )
+        goal = dataclasses.replace(goal, granularity=Granularity.STEP)
+        switching = None  # one clock never changes
     if switching is not None:
         check_has_budget(goal)
     of_kernels = as_one(sample_set) if whole else sample_set
@@ -144,17 +151,6 @@ def decided(
         sure = None if table.power_cap is None else risk
         gained = achievable(sample_set, table, goal, switching, compared, sure)
     return _plan(sample_set, goal, costs, compared, gained, switching)
-
-
-def _of_the_step(goal: Goal) -> Goal:
-    """Return the goal for a step that ran whole only: one clock for all of it."""
-    if goal.granularity is Granularity.PASS:
-        raise UsageError(
-            "the step ran whole only, and whole steps do not show which pass draws what: clocks "
-            "that change within it cannot be planned",
-            hint="leave --granularity away: one clock for the whole step is planned",
-        )
-    return dataclasses.replace(goal, granularity=Granularity.STEP)
 
 
 def check_has_budget(goal: Goal) -> None:

@@ -111,7 +111,11 @@ class Zeusd:
 
 
 def _error(status: int, body: bytes, what: str) -> UnderclockError:
-    words = f"could not {what}: zeusd answered {status}: {_words(body)}"
+    try:
+        said = "; ".join(str(words) for words in json.loads(body)["errors"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        said = body.decode(errors="replace").strip() or "nothing"
+    words = f"could not {what}: zeusd answered {status}: {said}"
     match status:
         case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
             hint = f"it needs to run as root, and {_TOKEN} to allow {_CONTROL}"
@@ -124,14 +128,6 @@ def _error(status: int, body: bytes, what: str) -> UnderclockError:
         case HTTPStatus.BAD_REQUEST:
             return UsageError(words, hint="see `underclock doctor` for valid clocks")
     return DeviceError(words)
-
-
-def _words(body: bytes) -> str:
-    try:
-        errors = json.loads(body)["errors"]
-        return "; ".join(str(words) for words in errors.values())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return body.decode(errors="replace").strip() or "nothing"
 
 
 class ZeusdGpu(SettableNvmlGpu):

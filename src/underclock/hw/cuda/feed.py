@@ -259,16 +259,13 @@ def watched(torch: Any, clock: Clock, for_s: float, settle_s: float) -> list[lis
             early.add(launch)
         activities = by_launch[launch]
         if launch not in early:
-            activities.append(_activity(event, begun_ns))
+            name, kind = event.name(), NodeKind.KERNEL
+            kind = next((kind for mark, kind in _NOT_KERNELS if name.startswith(mark)), kind)
+            activity = TracedActivity(
+                kind=kind,
+                function=name if kind is NodeKind.KERNEL else "",
+                start_s=(event.start_ns() - begun_ns) * 1e-9,
+                duration_s=event.duration_ns() * 1e-9,
+            )
+            activities.append(activity)
     return list(by_launch.values())
-
-
-def _activity(event: Any, begun_ns: int) -> TracedActivity:
-    name = event.name()
-    kind = next((kind for mark, kind in _NOT_KERNELS if name.startswith(mark)), NodeKind.KERNEL)
-    return TracedActivity(
-        kind=kind,
-        function=name if kind is NodeKind.KERNEL else "",
-        start_s=(event.start_ns() - begun_ns) * 1e-9,
-        duration_s=event.duration_ns() * 1e-9,
-    )

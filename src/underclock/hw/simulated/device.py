@@ -255,7 +255,8 @@ class VirtualGpu:
             if self._stale:
                 self._steady_c = math.inf
             self._stale = False
-        own = None if self.running is None else self.running.own_clocks
+        running = self.running
+        own = running.clocks[running.position] if running is not None and running.clocks else None
         decision = self._decisions.get(own)
         if decision is None:
             decision = self._decisions[own] = self._decision(own)
@@ -305,7 +306,14 @@ class VirtualGpu:
             kernel, self._runs = running.kernels[running.position], running
             noise, alone = running.power_noise, not self._mixed
         if alone and kernel is not None:
-            self.core_mhz = self._steady(kernel)
+            # The mean clock at which one kernel repeats is remembered until heat moves it.
+            if abs(self.temperature_c - self._steady_c) > _STEADY_C:
+                limit_w = self.limit_w - self.model.cap_margin_w
+                self._steady_c = self.temperature_c
+                self._steady_mhz = self._costs.capped_mhz(
+                    kernel, self._wanted_mhz, self.mem_mhz, self.temperature_c, limit_w
+                )
+            self.core_mhz = self._steady_mhz
             if self.core_mhz < self._wanted_mhz:
                 noise = 1.0  # at the cap the loop takes it out again
         else:
@@ -315,16 +323,6 @@ class VirtualGpu:
         self.power_w = self._cost.power_w(self.temperature_c) * noise
         if self._runs is not None:
             self._launch_s = self._cost.duration_s * self._runs.time_noise
-
-    def _steady(self, kernel: KernelConstants) -> float:
-        """Return the mean clock at which one kernel repeats, remembered until heat moves it."""
-        if abs(self.temperature_c - self._steady_c) > _STEADY_C:
-            limit_w = self.limit_w - self.model.cap_margin_w
-            self._steady_c = self.temperature_c
-            self._steady_mhz = self._costs.capped_mhz(
-                kernel, self._wanted_mhz, self.mem_mhz, self.temperature_c, limit_w
-            )
-        return self._steady_mhz
 
     def _stride_s(self) -> float:
         """Return how long the moment's clocks and power may be taken as constant."""

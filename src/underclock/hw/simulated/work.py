@@ -47,11 +47,6 @@ class LaunchLoop:
         places = 1 + max(turn.place for turn in self.turns)
         self.took_s, self.done = [0.0] * places, [0.0] * places
 
-    @property
-    def own_clocks(self) -> Clocks | None:
-        """Those of the launch that runs; ``None`` where locks decide."""
-        return self.clocks[self.position] if self.clocks else None
-
     def left_s(self, launch_s: float) -> float:
         """Return how long the turn lasts from now, and a little more, so that it surely ends."""
         return launch_s * (self.turn.times - self.share) + BEYOND_S

@@ -316,10 +316,14 @@ class _Client:
             raise ValueError(f"{value} is no word of 32 bits")
 
         def write() -> None:
-            shown = self._shown(stream.gpu, value)
-            if shown is not None:
-                with contextlib.suppress(OSError):  # a GPU would not mind either
-                    os.pwrite(fd, shown.to_bytes(_WORD, "little"), offset)
+            mark, shown, faults = value & _MARK, value, stream.gpu.faults
+            self._greatest = max(self._greatest, mark)
+            if FaultKind.MARKS_STUCK in faults:
+                return
+            if FaultKind.MARKS_BACKWARDS in faults:
+                shown = value - mark + self._greatest + 1 - mark
+            with contextlib.suppress(OSError):  # a GPU would not mind either
+                os.pwrite(fd, shown.to_bytes(_WORD, "little"), offset)
 
         self._clock.catch_up()
         stream.then(write)
@@ -338,16 +342,6 @@ class _Client:
             failed, self._failed = self._failed, ""
             raise ValueError(failed)
         return {}
-
-    def _shown(self, gpu: VirtualGpu, value: int) -> int | None:
-        """Return what a write leaves in memory; ``None`` where it never comes."""
-        mark = value & _MARK
-        self._greatest = max(self._greatest, mark)
-        if FaultKind.MARKS_STUCK in gpu.faults:
-            return None
-        if FaultKind.MARKS_BACKWARDS in gpu.faults:
-            return value - mark + self._greatest + 1 - mark
-        return value
 
 
 def let_fail(gpu: VirtualGpu, name: str, value: float | None = None) -> None:
