@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, TextIO
 
 import msgspec
-import numpy as np
 
 from underclock.errors import DataError
 from underclock.records import (
@@ -339,16 +338,22 @@ def read_profiles(path: Path) -> dict[str, Profile]:
 
 
 def _row(core_mhz: int | None, runs: list[tuple[float, float]]) -> ProfileRow:
-    count, costs = len(runs), np.array(runs)
-    time_s, energy_j = costs.mean(axis=0).tolist()
-    errors = (costs.std(axis=0, ddof=1) / math.sqrt(count)).tolist() if count > 1 else (0.0, 0.0)
+    (time_s, time_error_s), (energy_j, energy_error_j) = map(_mean, zip(*runs, strict=True))
     return ProfileRow(
         core_mhz=core_mhz,
         time_s=time_s,
         energy_j=energy_j,
-        time_error_s=errors[0],
-        energy_error_j=errors[1],
+        time_error_s=time_error_s,
+        energy_error_j=energy_error_j,
     )
+
+
+def _mean(values: tuple[float, ...]) -> tuple[float, float]:
+    """Return a mean and its standard error, without NumPy, which a controller never loads."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    squares = math.fsum((each - mean) ** 2 for each in values)
+    return mean, math.sqrt(squares / (count * (count - 1))) if count > 1 else 0.0
 
 
 def _runs(path: Path) -> dict[tuple[int, InstructionKind], _Runs]:
