@@ -90,6 +90,24 @@ def test_each_length_is_a_step_of_its_own() -> None:
     assert "each length is a step of its own" in told(found)
 
 
+def test_an_evaluation_between_steps_is_in_no_step_that_is_kept() -> None:
+    def begun() -> Script:
+        training = Training()
+
+        def script(step: int) -> None:
+            training.step()
+            if step % 5 == 0:
+                for _ in range(9):
+                    training.model(torch.randn(8, _WIDTH)).sum().item()
+
+        return script
+
+    found = looked_at(begun)
+    assert [sum(k.count for k in s.kernels if "addmm" in k.name) for s in found] == [20, 2, 2]
+    assert "steps of this script differ" in " ".join(found[1].warnings)
+    assert "steps of this script differ" not in told(found)
+
+
 def test_steps_that_never_repeat_are_said_to_differ() -> None:
     def begun() -> Script:
         training = Training()
@@ -105,3 +123,60 @@ def test_steps_that_never_repeat_are_said_to_differ() -> None:
     assert [products(step) // 3 for step in found] == [2, 3, 4]
     assert "steps of this script differ" in told(found)
     assert "underclock.step() says where steps end" in told(found)
+
+
+def test_of_few_steps_those_that_there_are_are_looked_at() -> None:
+    def begun() -> Script:
+        training = Training()
+        return lambda _: training.step()
+
+    assert [products(step) for step in looked_at(begun, steps=2)] == [3]
+
+
+def test_a_closure_runs_as_often_as_its_optimizer_likes() -> None:
+    def begun() -> Script:
+        training = Training("LBFGS", max_iter=3, lr=0.01, tolerance_change=0.0)
+
+        def closure() -> Any:
+            training.optimizer.zero_grad()
+            return training.backward()
+
+        return lambda _: training.optimizer.step(closure)
+
+    assert products(looked_at(begun)[-1]) == 3 * 3
+
+
+def test_a_scaler_that_skips_steps() -> None:
+    def begun() -> Script:
+        training, scaler = Training(), torch.amp.GradScaler("cpu")
+
+        def script(step: int) -> None:
+            loss = training.model(torch.randn(8, _WIDTH)).square().mean()
+            scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
+            scaler.step(training.optimizer)
+            scaler.update()
+            training.optimizer.zero_grad()
+
+        return script
+
+    found = looked_at(begun)
+    skipped, taken = (sum(k.pass_ is Pass.OPTIMIZER for k in step.kernels) for step in found[:2])
+    assert skipped < taken
+    assert products(found[-1]) == 3
+
+
+def test_parameters_that_a_script_updates_itself() -> None:
+    def begun() -> Script:
+        weight = torch.ones(_WIDTH, _WIDTH, requires_grad=True)
+
+        def script(_: int) -> None:
+            (weight @ torch.randn(_WIDTH, 8)).square().mean().backward()
+            with torch.no_grad():
+                weight.sub_(weight.grad, alpha=0.1)
+                weight.grad = None
+
+        return script
+
+    found = looked_at(begun)
+    assert len(found) == 2
+    assert products(found[-1]) == 1
