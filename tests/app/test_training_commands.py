@@ -21,13 +21,15 @@ pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
 
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 _ALONE = """
-import atexit, signal, sys, threading, time
+import atexit, os, signal, sys, threading, time
 import torch
 kind = sys.argv[1]
 torch.set_num_threads(1)
 assert threading.current_thread() is threading.main_thread()
 assert sys.modules["__main__"].__file__.endswith("train.py"), "it is the main module"
+assert "UNDERCLOCK_LOOK" in os.environ
 signal.signal(signal.SIGUSR1, lambda *_: None)  # may be done in the main thread alone
 atexit.register(lambda: open("at-exit", "w").close())
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
@@ -41,11 +43,13 @@ def loss():
 def steps():
     try:
         for step in range(int(sys.argv[2])):
-            if kind == "catches" and step == 1:
+            if kind == "exits" and step == 1:
+                os._exit(0)
+            if kind in {"raises", "catches"} and step == 1:
                 raise ValueError("no such batch")
             if kind == "waits" and step == 1:
                 time.sleep(1000)
-            for _ in range(3):
+            for _ in range(3 if kind == "accumulates" else 1):
                 try:
                     loss().backward()
                 except:  # which must not keep it going
@@ -75,7 +79,6 @@ _TOGETHER = """
 import os, signal, sys, time
 import torch
 from torch import distributed, nn
-from torch.distributed.fsdp import fully_shard
 torch.set_num_threads(1)
 kind, *also = sys.argv[1].split("-")
 
@@ -88,13 +91,32 @@ def train(rank=None):
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
     mesh = distributed.init_device_mesh("cpu", (2,))
     forward = lambda: model(torch.randn(8, 16)).square().mean().backward()
-    fully_shard(model, mesh=mesh)
+    if kind == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+        fully_shard(model, mesh=mesh)
+    elif kind == "tp":
+        from torch.distributed.tensor import parallel
+        plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+        parallel.parallelize_module(model, mesh, plan)
+    elif kind == "pipeline":
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+        model = nn.Linear(16, 16)
+        stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, _: out.square().mean())
+        given = {"target": torch.zeros(8, 16)} if rank else {}
+        forward = lambda: schedule.step(*[torch.randn(8, 16)][rank:], **given)
+    else:
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters())
     try:
         for step in range(100000):
-            if rank == 1 and step == 1:
+            if rank == 1 and step == (2 if "later" in also else 1):
+                if kind == "raises":
+                    raise ValueError("no such batch")
                 if kind == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if kind == "stopped":
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 if kind == "late":
                     time.sleep(10)
             forward()
@@ -150,26 +172,34 @@ def processes_of(*words: str) -> list[str]:
     return found
 
 
-def test_a_script_that_trains_in_a_thread_is_traced_as_it_runs_by_itself() -> None:
-    done = trace(sys.executable, "train.py", "thread", "1000")
+@pytest.mark.parametrize("kind", ["accumulates", "thread"])
+def test_a_script_is_traced_as_it_runs_by_itself(kind: str) -> None:
+    done = trace(sys.executable, "train.py", kind, "1000")
 
     assert done.returncode == 0, done.stderr
     step = read_document(Path("step.json"), Step)
     backward = sum(k.count for k in step.kernels if k.pass_ is Pass.BACKWARD and "mm" in k.name)
-    # Products of one backward pass: three weights' gradients, two inputs'; of three, accumulated.
-    assert backward == 3 * 5
+    # Products of one backward pass: three weights' gradients, two inputs'.
+    assert backward == 5 * {"thread": 1, "accumulates": 3}[kind]
     assert not Path("finally").exists()
     assert not Path("at-exit").exists()
-    assert f"running {sys.executable} train.py thread 1000 for real" in done.stderr
+    assert f"running {sys.executable} train.py {kind} 1000 for real" in done.stderr
     assert "put back as it was: " in done.stderr
 
 
-def test_a_script_that_does_not_come_so_far_is_a_sentence() -> None:
-    done = trace(sys.executable, "train.py", "catches", "9")
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("exits", "train, process "),
+        ("raises", "train failed in step 1: ValueError: no such batch, at train.py:"),
+        ("catches", "train ended with exit code 4 in step 1: ValueError: no such batch, at"),
+    ],
+)
+def test_a_script_that_does_not_come_so_far_is_a_sentence(kind: str, words: str) -> None:
+    done = trace(sys.executable, "train.py", kind, "9")
 
     assert done.returncode == 5
-    said = "train ended with exit code 4 in step 1: ValueError: no such batch, at"
-    assert said in done.stderr
+    assert words in done.stderr
     assert not Path("step.json").exists()
 
 
@@ -196,8 +226,10 @@ def look_at(folder: Path, words: tuple[str, ...] = ()) -> Look:
     return Look(folder=str(folder), name="sh", latest=20, measure=words, cwd=".")
 
 
-def test_ranks_are_looked_at_in_the_same_step_though_one_is_late() -> None:
-    done = trace(sys.executable, "ranks.py", "late-spawned")
+@pytest.mark.parametrize("kind", ["fsdp2", "tp", "ddp", "late-spawned"])
+def test_ranks_are_looked_at_in_the_same_step(kind: str) -> None:
+    launcher = [sys.executable] if "spawned" in kind else _TORCHRUN
+    done = trace(*launcher, "ranks.py", kind)
 
     assert done.returncode == 0, done.stderr
     steps = [read_document(Path(f"step.rank{rank}.json"), Step) for rank in (0, 1)]
@@ -206,8 +238,9 @@ def test_ranks_are_looked_at_in_the_same_step_though_one_is_late() -> None:
         for kernel in steps[0].kernels
         if kernel.pass_ is Pass.COMMUNICATION and kernel.launch
     }
+    assert sent, "collectives are in it"
     weights = 4 * (16 * 32 + 32 + 32 * 16 + 16)  # bytes; a rank has and sends half of them
-    assert sent == {
+    assert kind != "fsdp2" or sent == {
         ("nccl::_allgather_base", weights / 2),
         ("nccl::_reduce_scatter_base", weights / 2),
     }
@@ -215,12 +248,30 @@ def test_ranks_are_looked_at_in_the_same_step_though_one_is_late() -> None:
     assert "2 ranks: step.rank0.json, step.rank1.json" in done.stdout
 
 
-def test_a_rank_that_is_killed_ends_all_and_is_named() -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = trace(*torchrun, "--nproc-per-node=2", "ranks.py", "killed")
+def test_ranks_of_a_pipeline_have_steps_of_their_own() -> None:
+    done = trace(*_TORCHRUN, "ranks.py", "pipeline")
+
+    assert done.returncode == 0, done.stderr
+    first, last = (read_document(Path(f"step.rank{rank}.json"), Step) for rank in (0, 1))
+    assert "mean" in " ".join(kernel.name for kernel in last.kernels), "the loss is in it"
+    assert "mean" not in " ".join(kernel.name for kernel in first.kernels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("raises-later", "rank 1 of 2: ranks failed in step 2: ValueError: no such batch"),
+        ("raises-spawned", "ranks ended with exit code 1 in step 1: ValueError: no such batch"),
+        ("killed", "ended in step 1 before it was looked at"),
+        ("stopped", "was stopped in step 1 before it was looked at"),
+    ],
+)
+def test_a_rank_that_cannot_go_on_ends_all_and_is_named(kind: str, words: str) -> None:
+    launcher = [sys.executable] if "spawned" in kind else _TORCHRUN
+    done = trace(*launcher, "ranks.py", kind)
 
     assert done.returncode == 5
-    assert "ended in step 1 before it was looked at" in done.stderr
+    assert words in done.stderr
     assert "rank 1 of 2" in done.stderr
 
 
@@ -228,6 +279,7 @@ def test_a_rank_that_is_killed_ends_all_and_is_named() -> None:
 def test_what_does_not_train_is_said_and_how_to_name_a_step(
     monkeypatch: pytest.MonkeyPatch, rank: str
 ) -> None:
+    """A server; also where a launcher started it as a rank."""
     monkeypatch.setattr(launching, "_SAY_S", 2.0)
     monkeypatch.setattr(launching, "_NO_STEP_S", 4.0)
     monkeypatch.setattr(launching, "_NEXT_STEP_S", 4.0)
