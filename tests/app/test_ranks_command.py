@@ -67,6 +67,31 @@ def test_another_rank_than_the_first_follows_and_writes_nothing(
     assert not Path("s.db").exists()
 
 
+def test_a_rank_without_the_others_is_told_how_to_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_document(Path("step.json"), DDP)
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    with simulated_driver("a100"), pytest.raises(SystemExit):
+        main(["measure", "step.json", "--gpu", "nvml:0", "-o", "s.db"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "train has collectives among 2 ranks" in said
+    assert "torchrun --nproc-per-node" in said
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_first_rank_tells_what_it_traced_and_the_others_write_their_files(
+    rank: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
+    assert Path(f"step.rank{rank}.json").is_file()
+    said = capsys.readouterr()
+    assert ("launches per step" in said.out) == (rank == "0")
+    assert rank == "0" or not said.out + said.err
+
+
 torch: Any = pytest.importorskip("torch")
 
 
