@@ -1,4 +1,4 @@
-"""How a training process begins to mark, and what it loads for that."""
+"""How a training process begins to mark: by its run's file, in its rank, as it has PyTorch."""
 
 import json
 import subprocess
@@ -47,6 +47,17 @@ def test_a_trainer_marks_the_page_of_its_rank(run: Run) -> None:
         assert (second.state, second.reached()[0]) == (pages.DETACHED, 1)
 
 
+def test_a_rank_without_a_gpu_trains_without_marks(run: Run) -> None:
+    assert trainer.attach(torch, str(run.path), rank=2) is None
+
+
+def test_a_file_of_another_version_is_refused(run: Run) -> None:
+    _change(run, version=99)
+
+    with pytest.raises(DataError, match="version 99, this underclock reads"):
+        trainer.attach(torch, str(run.path))
+
+
 def test_a_page_of_another_plan_is_refused_and_training_goes_on(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +94,18 @@ def test_ranks_of_a_job_hold_one_plan(
     assert trainer.attach(torch, str(run.path), rank=1) is not None
     assert len(train(Model(), 3)) == 3
     assert "another plan than ranks of the same job" in capsys.readouterr().err
+
+
+def test_a_page_that_is_gone_does_not_end_training(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marker = trainer.attach(torch, str(run.path), rank=0)
+    Path(run.gpus[0].page).unlink()
+
+    assert len(train(Model(), 3)) == 3
+
+    assert marker is not None
+    assert "training goes on without marks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("mine", "ok"), [("GPU-a", True), ("A", True), ("GPU-b", False)])
@@ -154,6 +177,23 @@ def test_another_sitecustomize_is_run_as_well(run: Run, fake_torch: Path) -> Non
     assert output.split() == ["theirs", "sitecustomize", "hooked"]
 
 
+def test_a_trainer_without_the_package_finds_it_beside_the_hook(run: Run, fake_torch: Path) -> None:
+    """The training environment may be another than ours."""
+    code = "import torch, sys; print('underclock' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", "import sitecustomize\n" + code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            "PYTHONPATH": f"{INJECT}:{fake_torch}",
+            "UNDERCLOCK_RUN": str(run.path),
+        },
+    )
+
+    assert ended.stdout.split() == ["hooked", "True"]
+
+
 def test_a_run_file_that_is_gone_does_not_end_the_process(fake_torch: Path) -> None:
     output = _python("import torch; print('goes on')", fake_torch, UNDERCLOCK_RUN="/no/such/file")
 
@@ -161,41 +201,24 @@ def test_a_run_file_that_is_gone_does_not_end_the_process(fake_torch: Path) -> N
     assert "training goes on without marks" in output
 
 
-_LOADED = """
-import sys
-before = set(sys.modules)
-from underclock.runtime.trainer import marking, marks, page, streams
-print(*{name.partition(".")[0] for name in set(sys.modules) - before})
-"""
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_ends_by_an_error_or_ctrl_c_waits_for_nothing_that_is_queued(
+    monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    class Queued:
+        done = ""
 
+        def synchronise(self) -> None:
+            self.done += "waited, "
 
-def test_a_trainer_loads_the_standard_library_alone() -> None:
-    loaded = subprocess.run(
-        [sys.executable, "-S", "-c", _LOADED],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": ":".join(sys.path)},
-    ).stdout.split()
+        def close(self) -> None:
+            self.done += "closed"
 
-    assert set(loaded) - {"underclock"} <= sys.stdlib_module_names
+    if fails:
+        monkeypatch.setattr(sys, "last_value", KeyboardInterrupt(), raising=False)
+    else:
+        monkeypatch.delattr(sys, "last_value", raising=False)
+    stream = Queued()
+    trainer._wait_for(stream)  # noqa: SLF001 - it runs as the process ends
 
-
-_LOOKS_FIRST = """
-import importlib.util, sys
-from underclock.runtime.trainer.marking import when_imported
-seen = []
-when_imported(lambda torch: seen.append(torch.__name__))
-sys.meta_path.append(object())  # of before Python 3.4: it finds nothing any more
-specs = [importlib.util.find_spec("torch") for _ in range(2)]  # as libraries do
-assert not seen and "torch" not in sys.modules
-import torch
-specs[0].loader.exec_module(importlib.util.module_from_spec(specs[0]))
-assert seen == ["torch"] and importlib.util.find_spec("torch")
-"""
-
-
-def test_a_library_that_only_looks_for_pytorch_does_not_hide_its_import(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("")
-    path = ":".join([str(tmp_path), *sys.path])
-    subprocess.run([sys.executable, "-S", "-c", _LOOKS_FIRST], check=True, env={"PYTHONPATH": path})
+    assert stream.done == ("closed" if fails else "waited, closed")
