@@ -117,6 +117,13 @@ def _close_and_open_others(folder: Path) -> Callable[[Page], None]:
     return attack
 
 
+def test_who_closes_every_descriptor_trains_on_and_is_marked_on(path: Path) -> None:
+    assert _ended(lambda: _trains(path, _close_all)) == 0
+
+    with closing(Page.open(path)) as page:
+        assert (page.state, page.reached()[0]) == (pages.MARKING, 1)
+
+
 def test_a_descriptor_that_is_anothers_by_now_is_not_written(path: Path, tmp_path: Path) -> None:
     assert _ended(lambda: _trains(path, _close_and_open_others(tmp_path))) == 0
 
@@ -128,6 +135,8 @@ def test_a_descriptor_that_is_anothers_by_now_is_not_written(path: Path, tmp_pat
 
 
 def test_what_ends_marks_is_not_said_into_the_users_files(path: Path, tmp_path: Path) -> None:
+    """Where the page is gone as well, it would be said on stderr: which is a checkpoint by now."""
+
     def act() -> None:
         sys.stderr = sys.__stderr__
 
@@ -157,6 +166,28 @@ def test_a_page_that_is_spoilt_ends_no_training(path: Path, attack: Callable[[Pa
         assert theirs.reached()[0] in range(100)
 
 
+def test_a_controller_is_told_of_a_page_that_is_cut_short(path: Path) -> None:
+    with closing(Page.open(path)) as page:
+        page.write(3)
+        assert page.reached()[0] == 3
+        os.truncate(path, 0)
+
+        assert (page.reached()[0], page.state) == (3, pages.REFUSED)
+        assert "cut the page of marks" in page.sentence
+
+
+def test_a_page_that_was_replaced_is_not_written(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(_MINE)
+
+    def attack(page: Page) -> None:
+        _close_all(page)
+        other.rename(path)
+
+    assert _ended(lambda: _trains(path, attack)) == 0
+    assert path.read_bytes() == _MINE
+
+
 @pytest.mark.parametrize(
     "error", [Broken(), MemoryError(), RecursionError(), GeneratorExit(), OSError(9, "closed")]
 )
@@ -170,6 +201,17 @@ def test_whatever_a_stream_raises_ends_marking_alone(path: Path, error: BaseExce
     with closing(Page.open(path)) as page:
         assert page.state == pages.REFUSED
         assert page.sentence in {type(error).__name__, "[Errno 9] closed"}
+
+
+def test_a_stack_that_is_full_ends_marking_alone(path: Path) -> None:
+    def fail(value: int) -> None:
+        fail(value + 1)
+
+    stream = Breaks(fail)
+    assert _ended(lambda: _trains(path, stream.attack, lambda _page: stream)) == 0
+
+    with closing(Page.open(path)) as page:
+        assert page.state == pages.REFUSED
 
 
 class Preempted(Exception):  # noqa: N818 - as the user's own
@@ -221,6 +263,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_a_served_stream_that_was_closed_writes_into_no_connection_of_the_users(
     path: Path, ends: tuple[socket.socket, socket.socket]
 ) -> None:
+    """Its number is the user's own connection by now, which it neither writes to nor closes."""
     ours, _ = ends
     mine, far = socket.socketpair()
     number = ours.fileno()
@@ -255,3 +298,16 @@ def test_a_server_that_is_gone_ends_no_trainer_that_a_broken_pipe_would(
     with closing(Page.open(path)) as page:
         assert page.sentence.startswith("the simulated GPU is gone: ")
         assert page.sentence.endswith("Broken pipe")
+
+
+def test_a_served_streams_child_writes_nothing_into_it(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    stream = ServedStream(ours, ())
+
+    assert _ended(stream.synchronise) == 1
+
+    theirs.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        theirs.recv(1)
