@@ -1,5 +1,6 @@
 """A plan held while real PyTorch trains on the CPU, with a served GPU for its marks."""
 
+import itertools
 import json
 import os
 import shutil
@@ -16,9 +17,10 @@ import pytest
 
 from small_training import UNCOMPILED, Model, files_of, plan, train
 from underclock.errors import DataError, UsageError
+from underclock.hw.nvml_calls import READ_ONLY
 from underclock.ledger import LEDGER, read_runs
 from underclock.records import GpuInfo, Plan, Strategy
-from underclock.records.runs import StepLine
+from underclock.records.runs import AskLine, StepLine
 from underclock.runtime.controller.log import read_log
 from underclock.runtime.controller.run_files import Run, tidy
 from underclock.runtime.holding.held_gpu import applied
@@ -81,6 +83,7 @@ def test_clocks_follow_the_plan_and_are_given_back(
     control: Control,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The guard learns at auto first, so that one run has steps of both."""
     log, ledger = tmp_path / "log.jsonl", tmp_path / "ledger.jsonl"
     monkeypatch.setenv(LEDGER, str(ledger))
     # With all that a trainer loads, and not before its controller is there: machines may be slow.
@@ -118,6 +121,67 @@ def _usual_j(steps: list[StepLine], arm: str) -> float:
     """Return what steps of an arm drew, but for those at its beginning."""
     known = [step.energy_j for step in steps if step.arm == arm]
     return statistics.median(each for each in known[2:] if each is not None)
+
+
+@pytest.mark.slow
+def test_a_dry_run_asks_for_nothing_and_says_what_it_would_have_asked_for(
+    command: list[str], control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+
+    log = tmp_path / "log.jsonl"
+    dry = run(plan(), command, HowToRun(dry=True, window=0, log=log))
+
+    assert (dry.code, dry.undone) == (0, ())
+    asked = [line.to_mhz for line in read_log(log) if isinstance(line, AskLine)]
+    # How many come in time is a matter of who else has the processor; never two alike on end.
+    assert asked[:2] == [1110, None]
+    assert all(before != after for before, after in itertools.pairwise(asked))
+    assert dry.summary.asks == len(asked) / dry.summary.steps
+    assert dry.summary.error_p99_s is not None
+    assert dry.summary.conductor is not None
+    assert control.truth()["core_lock"] is None
+
+
+@pytest.mark.slow
+def test_two_ranks_have_a_gpu_each(command: list[str], control: Control, tmp_path: Path) -> None:
+    """As torchrun starts them: each with its local rank in the environment."""
+    log = tmp_path / "log.jsonl"
+    command[2] = "8"
+    launcher = (
+        "import os, subprocess, sys\n"
+        "ranks = [subprocess.Popen(sys.argv[1:], env=dict(os.environ, LOCAL_RANK=rank)) "
+        "for rank in '012']\n"
+        "sys.exit(max(rank.wait() for rank in ranks))"
+    )
+    ran = run(
+        plan(),
+        [sys.executable, "-c", launcher, *command],
+        HowToRun(gpus=("nvml:0", "nvml:1"), log=log, window=0),
+    )
+
+    steps = [json.loads(line) for line in log.read_text().splitlines()]
+    assert ran.code == 0
+    assert {line["gpu"] for line in steps if line["line"] == "step"} == {0, 1}
+    assert [control.truth(gpu)["core_lock"] for gpu in (0, 1)] == [None, None]
+
+
+@pytest.mark.usefixtures("served")
+def test_more_gpus_than_setters_can_be_called_for_are_told_of() -> None:
+    told: list[str] = []
+    made = plan(launch_s=3e-4)  # a step of 16 ms; two calls of 5 ms for each GPU
+    for gpus in (("nvml:0",), ("nvml:0", "nvml:1")):
+        told.clear()
+        with held_run(made, HowToRun(gpus=gpus, dry=True, tell=told.append)):
+            pass
+        words = [sentence for sentence in told if "changes will be late" in sentence]
+        assert len(words) == 1
+    assert "for all GPUs (2)" in words[0]
+
+    told.clear()
+    with held_run(plan(), HowToRun(gpus=gpus, dry=True, tell=told.append)):
+        pass
+    assert not any("will be late" in sentence for sentence in told)
 
 
 @pytest.mark.usefixtures("served")
@@ -213,6 +277,49 @@ def test_what_cannot_be_held_is_refused_before_anything_runs(
         run(made, [sys.executable, "-c", "raise SystemExit(9)"], how)
 
     assert not folder.exists() or not _left(folder)
+
+
+@pytest.mark.usefixtures("served")
+def test_another_driver_will_do_if_one_says_so() -> None:
+    told: list[str] = []
+    other = plan(gpu=GpuInfo(name="RTX 3080 Ti", power_limit_w=350.0, driver="1.2"))
+
+    ran = run(
+        other,
+        [sys.executable, "-S", "-c", "raise SystemExit(9)"],
+        HowToRun(anyway=True, dry=True, tell=told.append),
+    )
+
+    assert ran.code == 9
+    assert ran.summary.steps == 0
+    assert any("driver 1.2" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"), [([], "nothing to run"), (["no-such"], "'no-such'")]
+)
+def test_a_command_that_is_none_is_refused(command: list[str], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        run(plan(), command)
+
+
+def test_nothing_is_held_inside_of_a_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDERCLOCK_RUN", "somewhere")
+
+    with pytest.raises(UsageError, match="in this process already"), applied(plan()):
+        pass
+
+
+def test_files_of_a_run_whose_launcher_died_are_removed(folder: Path) -> None:
+    run_ = files_of(plan(), (("GPU-x", 0),), simulated="RTX 3080 Ti")
+    page = Path(run_.gpus[0].page)
+    left = run_.folder.rename(folder / "run-999999999-1-abcdef")
+    orphan = page.parent.rename(page.parent.with_name(f"underclock-{left.name}"))
+
+    tidy()
+
+    assert not left.exists()
+    assert not orphan.exists()
 
 
 @as_root
