@@ -242,6 +242,13 @@ def test_a_disk_without_room_is_no_damage_and_loses_nothing(tmp_path: Path) -> N
     assert 3 < acknowledged == len(read_samples(path).samples)
 
 
+def test_a_new_file_on_a_disk_without_room_is_none(tmp_path: Path) -> None:
+    with _room_for(1000), pytest.raises(UsageError, match="cannot write"):
+        SampleFile.create(tmp_path / "s.db", HEADER)
+
+    assert not (tmp_path / "s.db").exists()
+
+
 Damage = str | Callable[[Path], None]
 """A statement of SQL, or what changes the file."""
 OTHER_APPLICATION = "PRAGMA application_id = 7"
