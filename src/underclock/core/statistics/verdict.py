@@ -14,7 +14,9 @@ such an interval holds the truth.
 """
 
 import math
+import statistics
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -181,3 +183,24 @@ def _needed(change: MeanChange, bound: float) -> int | None:
     candidates = range(change.repeats + 1, MOST_REPEATS + 1)
     further = 1 + bisect_left(candidates, True, key=decides)
     return further if further <= len(candidates) else None
+
+
+def paired_change(pairs: Sequence[tuple[float, float]]) -> MeanChange:
+    """Return the mean change from the first to the second of each pair, and its interval.
+
+    What both of a pair share is in neither: the logarithms of the ratios are one sample, and
+    Student's t says how far its mean may be off.
+    """
+    logs = [math.log(second / first) for first, second in pairs]
+    mean, count = statistics.fmean(logs), len(logs)
+    if count == 1:
+        return MeanChange(mean=math.expm1(mean), interval=None, repeats=1)
+    error = statistics.stdev(logs) / math.sqrt(count)
+    reach = student_quantile(count - 1) * error
+    return MeanChange(
+        mean=math.expm1(mean),
+        interval=(math.expm1(mean - reach), math.expm1(mean + reach)),
+        repeats=count,
+        standard_error=error * math.exp(mean),
+        freedom=count - 1.0,
+    )

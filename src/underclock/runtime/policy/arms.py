@@ -10,18 +10,13 @@ round cancels. Where what was seen cannot be, there is no verdict.
 
 import math
 import random
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from underclock.errors import UsageError
 from underclock.records.runs import ArmLine
 from underclock.runtime.machine.steps import PassedStep
-
-if TYPE_CHECKING:  # it loads SciPy, which is for the end: a controller is to start at once
-    from underclock.core.statistics.verdict import MeanChange
 
 LEAST_ROUNDS = 3
 """So many tell how far rounds scatter, and so how sure a difference is."""
@@ -165,7 +160,7 @@ class Arms:
         Args:
             expected: What must fit before there is a verdict; by default nothing but rounds.
         """
-        from underclock.core.statistics.verdict import judge  # noqa: PLC0415
+        from underclock.core.statistics.verdict import judge, paired_change  # noqa: PLC0415
 
         expected = expected or ExpectedRun()
         done = self._rounds[:-1]  # the last has not ended
@@ -243,30 +238,6 @@ class Arms:
 def is_alike(step_s: float, planned_s: float) -> bool:
     """Whether a step may be the plan's, by what it takes at auto, in s."""
     return 1.0 / _OTHER_STEP <= step_s / planned_s <= _OTHER_STEP
-
-
-def paired_change(pairs: Sequence[tuple[float, float]]) -> "MeanChange":
-    """Return the mean change from the first to the second of each pair, and its interval.
-
-    What both of a pair share is in neither: the logarithms of the ratios are one sample, and
-    Student's t says how far its mean may be off.
-    """
-    from underclock.core.statistics.student import student_quantile  # noqa: PLC0415
-    from underclock.core.statistics.verdict import MeanChange  # noqa: PLC0415
-
-    logs = [math.log(second / first) for first, second in pairs]
-    mean, count = statistics.fmean(logs), len(logs)
-    if count == 1:
-        return MeanChange(mean=math.expm1(mean), interval=None, repeats=1)
-    error = statistics.stdev(logs) / math.sqrt(count)
-    reach = student_quantile(count - 1) * error
-    return MeanChange(
-        mean=math.expm1(mean),
-        interval=(math.expm1(mean - reach), math.expm1(mean + reach)),
-        repeats=count,
-        standard_error=error * math.exp(mean),
-        freedom=count - 1.0,
-    )
 
 
 def _orders(names: Sequence[ArmName], seed: int) -> Iterator[tuple[ArmName, ...]]:
