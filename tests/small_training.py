@@ -27,7 +27,9 @@ from underclock.records import (
     Strategy,
 )
 from underclock.records.latencies import LatencyTable
+from underclock.records.runs import StepLine
 from underclock.runtime.controller.run_files import Run
+from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked, scheduled
@@ -242,3 +244,20 @@ class Trains(torch.utils.data.Dataset[int]):
 
     def __getitem__(self, _at: int) -> int:
         return len(train(Model(), 4))
+
+
+def line_of(step: PassedStep, energy_j: float | None, core_mhz: float | None = None) -> StepLine:
+    """Return a step as its log has it."""
+    return StepLine(
+        gpu=0,
+        step=step.number,
+        steps=step.steps,
+        began_s=step.began_s,
+        time_s=step.time_s,
+        state=str(step.state),
+        planned=step.planned,
+        asked=step.asked,
+        hits=None,
+        energy_j=energy_j,
+        core_mhz=core_mhz,
+    )

@@ -178,7 +178,7 @@ def test_the_demo_leaves_its_files_and_a_table(
         ("latency --gpu sim:a100 --targets 901", 2, "does not list a core clock of 901 MHz"),
         ("latency --gpu sim:a100 --targets fast", 2, "cannot read 'fast' as a clock"),
         ("latency --gpu sim:a100 -o nowhere/l.json", 2, "there is no folder nowhere"),
-        ("demo --max-slowdown -3", 2, "did you mean -3%?"),
+        ("run --max-slowdown -3 -- true", 2, "did you mean -3%?"),
         ("demo -o sweep.csv", 2, "cannot make sweep.csv"),
         ("frobnicate", 2, "there is no command 'frobnicate'"),
         ("paln sweep.csv", 2, "did you mean 'plan'?"),

@@ -11,13 +11,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from small_training import plan
+from small_training import SCRIPT, plan
 from underclock.app import main
 from underclock.hw.clock import SystemClock
 from underclock.hw.interrupts import InterruptedBySignal
-from underclock.hw.nvml_calls import SIMULATOR
+from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.hw.simulated.served.client import Control
+from underclock.ledger import LEDGER, SavedAgainst, read_runs
 from underclock.records import Clocks
+from underclock.records.runs import StepLine
+from underclock.runtime.controller.log import read_log
 from underclock.runtime.holding.run import HeldRun
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.runtime.undo.processes import Process
@@ -206,10 +209,11 @@ def test_a_run_too_short_to_compare_ends_with_8(capsys: pytest.CaptureFixture[st
     ("arguments", "reason"),
     [
         ("run plan.json", "nothing to run"),
-        ("run", "run takes a plan and a command"),
-        ("run --observe", "run takes a plan and a command"),
+        ("run", "run takes a command"),
+        ("run --observe", "run takes a command"),
         ("run --observe plan.json -- true", "with --observe a command alone"),
         ("run --observe --arms auto,plan -- true", "nothing to compare"),
+        ("run -- no-such-command", "there is no command 'no-such-command'"),
         ("run plan.json -- no-such-command", "there is no command 'no-such-command'"),
         ("run plan.json --arms plan,magic -- true", "there is no arm 'magic'"),
         ("run plan.json --arms auto,best-fixed -- true", "no best fixed clock"),
@@ -227,3 +231,58 @@ def test_what_is_wrong_is_said(
 
     assert code in {2, 4}
     assert reason in said
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("served")
+def test_a_run_without_a_plan_has_its_kwh_and_sets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+    monkeypatch.setenv(LEDGER, str(tmp_path / "ledger.jsonl"))
+    Path("train.py").write_text(SCRIPT)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--observe", "--json", "--", sys.executable, "train.py", "40"])
+    ran = json.loads(capsys.readouterr().out)
+    ((booked,), notes) = read_runs(tmp_path / "ledger.jsonl")
+
+    assert (ended.value.code, notes) == (0, ())
+    assert ran["summary"]["enqueued"] == 40 > ran["summary"]["steps"] > 20
+    assert ran["line"].endswith(" kWh drawn; no clock was set")
+    assert len(booked.gpus) == 2  # all that the command sees
+    assert (booked.job, booked.against, booked.plan) == ("train", SavedAgainst.OBSERVED, "")
+    assert [gpu.energy_j for gpu in booked.gpus] == [gpu.auto_j for gpu in booked.gpus]
+
+
+@pytest.mark.slow
+def test_a_run_without_a_plan_learns_clocks_and_gives_them_back(
+    served: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The served GPU executes what the script's step is assumed to launch."""
+    del served
+    Path("train.py").write_text(SCRIPT)
+    log = tmp_path / "log.jsonl"
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--log", str(log), "--", sys.executable, "train.py", "150"])
+    said = capsys.readouterr().err
+
+    assert ended.value.code == 0
+    assert "the command runs twice" in said
+    assert said.splitlines()[-1].endswith("clocks were given back")
+    steps = [line for line in read_log(log) if isinstance(line, StepLine)]
+    assert {line.arm for line in steps} <= {"auto", "tried", "learned"}
+    with Control(str(tmp_path / "s")) as control:
+        assert control.truth()["core_lock"] is None
+
+
+@pytest.mark.usefixtures("served")
+def test_a_run_that_may_not_set_clocks_says_what_it_may_do(
+    fails: Callable[[str], tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+    Path("train.py").write_text(SCRIPT)
+    code, said = fails(f"run -- {sys.executable} train.py 30")
+
+    assert code == 3
+    assert "READ_ONLY" in said
+    assert "--observe counts what it draws" in said

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from underclock.app.options import FRACTION, folder_option, force_option, json_option
+from underclock.app.options import folder_option, force_option, json_option
 from underclock.app.output import make_folder, print_json, print_table, progress_bar
 from underclock.app.validate import validation_parts
 from underclock.errors import UnderclockError
@@ -23,10 +23,9 @@ _FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.htm
 
 @click.command(name="demo")
 @folder_option("Where the files go.", default=Path("underclock-demo"))
-@click.option("--max-slowdown", type=FRACTION, default=0.01, help="Time budget. [default: 1%]")
 @json_option
 @force_option
-def command(*, output: Path, max_slowdown: float, as_json: bool, force: bool) -> None:
+def command(*, output: Path, as_json: bool, force: bool) -> None:
     """Plan GPT-3 XL's training step on a simulated RTX 3080 Ti, and write a page about it.
 
     After Ctrl-C, the same command goes on where it stopped.
@@ -36,7 +35,7 @@ def command(*, output: Path, max_slowdown: float, as_json: bool, force: bool) ->
     from underclock.report import plan_tables
 
     with progress_bar("demo") as show:
-        made, validation = run_demo(output, max_slowdown=max_slowdown, force=force, progress=show)
+        made, validation = run_demo(output, force=force, progress=show)
     page = output / _FILES[-1]
     if as_json:
         print_json({"plan": made, "validation": validation, "report": str(page)})

@@ -1,6 +1,7 @@
 """``underclock run``."""
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from underclock.app.options import json_option
+from underclock.app.options import FRACTION, json_option
 from underclock.app.output import print_json, print_table, say
-from underclock.errors import UsageError
+from underclock.errors import NotPermittedError, UsageError
 from underclock.hw.interrupts import BY_SIGNAL, InterruptedBySignal
 
 if TYPE_CHECKING:
+    from underclock.records import Step
     from underclock.runtime.holding.run import Ran
 
 _LIVE_S = 5.0
@@ -30,6 +32,12 @@ _LIVE_S = 5.0
     "plan, as many as it has ranks; with --observe, all]",
 )
 @click.option("--observe", is_flag=True, help="Without PLAN: set nothing, and count kWh.")
+@click.option(
+    "--max-slowdown",
+    type=FRACTION,
+    default=0.01,
+    help="Without PLAN: time budget of the clocks that are learned. [default: 1%]",
+)
 @click.option("--dry-run", "dry", is_flag=True, help="Do everything but set clocks.")
 @click.option(
     "--log",
@@ -80,6 +88,9 @@ def command(
 ) -> None:
     """Run a training COMMAND unchanged, and hold a plan's clocks while it trains.
 
+    Without PLAN the clocks are learned meanwhile: auto first, then core clocks that cost no more
+    time than --max-slowdown; what saves most is compared with auto on the job itself, and held.
+
     A job's plan is held on all ranks together, started by torchrun, say.
 
     A process of its own sets the clocks; they are given back on any end of anything.
@@ -87,12 +98,14 @@ def command(
     Ends with the command's code; where that is 0 and arms took turns, with 7 where the plan did not
     keep its promise, and with 8 where the run does not decide it.
 
-    Example: underclock run plan.json -- python train.py --epochs 3
+    Examples: underclock run -- python train.py; underclock run plan.json -- python train.py
     """
-    if plan is None or (observe and plan.endswith(".json")):
+    if plan is not None and not _is_plan(plan):
+        command_line, plan = (plan, *command_line), None
+    if (plan is None and not command_line) or (observe and plan is not None):
         raise UsageError(
-            "run takes a plan and a command, or with --observe a command alone",
-            hint="underclock run plan.json -- python train.py",
+            "run takes a command, or a plan and a command; with --observe a command alone",
+            hint="underclock run -- python train.py",
         )
     from underclock.runtime.holding.run import HowToRun, run
 
@@ -102,14 +115,45 @@ def command(
         _show(ran, as_json=as_json)
         codes.append(_code(ran))
 
-    how = HowToRun(live_s=_LIVE_S if live else None, tell=_tell, ended=ended, **asked)
+    learns = plan is None and not observe
+    how = HowToRun(
+        learn=learns,
+        step=_executed(command_line) if learns else None,
+        live_s=_LIVE_S if live else None,
+        tell=_tell,
+        ended=ended,
+        **asked,
+    )
     try:
-        run(None if observe else plan, (plan, *command_line) if observe else command_line, how)
+        run(plan, command_line, how)
+    except NotPermittedError as exc:
+        more = "" if plan else "; without that right, --observe counts what it draws"
+        raise NotPermittedError(str(exc), hint=f"{exc.hint}{more}") from exc
     except InterruptedBySignal as exc:
         if codes:  # else it never began
             sys.exit(exc.exit_code)
         raise
     sys.exit(codes[-1])
+
+
+def _is_plan(word: str) -> bool:
+    """Whether the first word is a plan's file, and not the command's first."""
+    is_script = word.endswith(".py") or shutil.which(word) is not None
+    return word.endswith(".json") or (Path(word).is_file() and not is_script)
+
+
+def _executed(command_line: tuple[str, ...]) -> "Step | None":
+    """Return the step that a simulated GPU executes while the command trains on the CPU."""
+    from underclock.app.launching import trace_command
+    from underclock.hw.nvml_calls import is_simulated, nvml_session
+    from underclock.tracing.source import TrainingCommand
+
+    with nvml_session():
+        if not is_simulated():
+            return None
+    _tell("the GPU is simulated: the command runs twice, first until one of its steps was listed")
+    ranks = trace_command(TrainingCommand.of(command_line), assume=True, say=_tell)
+    return ranks[0].step
 
 
 def _tell(sentence: str) -> None:
@@ -140,10 +184,11 @@ def _show(ran: "Ran", *, as_json: bool) -> None:
 def _code(ran: "Ran") -> int:
     from underclock.app.validate import INCONCLUSIVE, NOT_KEPT
     from underclock.records import Verdict
+    from underclock.records.runs import LEARNED
 
     if ran.code:
         return ran.code if ran.code > 0 else BY_SIGNAL - ran.code
-    if ran.summary.run is None or not ran.summary.run.arms:
+    if ran.summary.run is None or ran.summary.run.arms in {"", LEARNED}:
         return 0
     verdicts = {arm.verdict for arm in ran.summary.arms}  # of arms without a promise: empty words
     if Verdict.NOT_KEPT in verdicts:

@@ -2,6 +2,9 @@
 
 from underclock.records.common import Evidence, Record
 
+LEARNED = "learned"
+"""The arm of a run that learns its clocks: steps at those that it came to."""
+
 
 class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
     """The first line of a run; a file may hold several runs.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from rich.table import Column, Table
 
 from underclock.errors import DataError
-from underclock.records.runs import EventLine, Line, RunLine, RunSummary, StepLine
+from underclock.records.runs import LEARNED, EventLine, Line, RunLine, RunSummary, StepLine
 from underclock.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, SKY, Chart, Series, figure
 from underclock.report.page import rendered
 from underclock.report.step_data import Packer, TimelineBox
@@ -27,6 +27,8 @@ _COLOURS = {  # in the order in which they are shown: auto, then the plan, then 
     "reduced": SKY,
     "fixed": ORANGE,
     "best-fixed": ORANGE,
+    LEARNED: BLUE,
+    "tried": SKY,
     "off": PINK,
 }
 
@@ -117,7 +119,7 @@ def run_table(summary: RunSummary) -> Table:
         ("of one core, the controller took", _known(summary.conductor, "{:.1%}".format)),
         ("all of the run drew", _known(summary.energy_j, lambda j: f"{j / KWH_J:.3g} kWh")),
     )
-    if run is not None and run.dry and run.marks == 1:  # there was no plan
+    if run is not None and run.marks == 1 and (run.dry or run.arms == LEARNED):  # without a plan
         rows = (*rows[1:3], *rows[4:6], *rows[-2:])
     return filled(
         title,

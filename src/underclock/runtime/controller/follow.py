@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from underclock.errors import DataError, UnderclockError
 from underclock.hw.base import Clock
@@ -19,9 +19,9 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
-from underclock.records import AUTO, Evidence, Plan, ThrottleReason
+from underclock.records import AUTO, Clocks, Evidence, Plan, ThrottleReason
 from underclock.records.job import JobPlan
-from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
+from underclock.records.runs import LEARNED, AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.controller.booking import Booking, RunTally, booked
 from underclock.runtime.controller.gauges import Gauges, TelemetryBuffer
 from underclock.runtime.controller.log import Log, Metrics
@@ -33,12 +33,15 @@ from underclock.runtime.machine.steps import Ask, PassedStep, State
 from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import digest_of
-from underclock.runtime.policy.policy import OBSERVED, Alternating, Policy, policy_of
+from underclock.runtime.policy.policy import OBSERVED, Policy, policy_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.guarded_gpu import GuardedGpu
 from underclock.runtime.undo.processes import Process, say
+
+if TYPE_CHECKING:
+    from underclock.learning.blocks import JobLearning
 
 NEAR_S = 5e-4
 """To what is due next: so long one waits for it without doing anything else."""
@@ -240,9 +243,7 @@ class GpuController:
             self._ended_s = step.ended_s
             words = self.policy.passed(step)
             if words:
-                if isinstance(self.policy, Alternating) and not self.rank:
-                    say(words)  # how long a verdict takes
-                self._tell(words, step.ended_s)
+                self._speak(words, step.ended_s)
                 self._expect()
 
     def _write_step(self, log: Log) -> None:
@@ -250,8 +251,13 @@ class GpuController:
         step, label = self._waiting.pop(0)
         line = self.shown.line(self.rank, step, label)
         log.write(line)
-        self._tell(self.policy.known(step, line.energy_j), step.ended_s)
+        self._speak(self.policy.known(step, line), step.ended_s)
         self._expect()
+
+    def _speak(self, words: str, at_s: float) -> None:
+        if words and self.policy.speaks and not self.rank:
+            say(words)
+        self._tell(words, at_s)
 
     def _write_events(self, log: Log) -> None:
         events, self.machine.events = self.machine.events, []
@@ -368,7 +374,8 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
         gpus: By UUID; none for a dry run.
         options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
             nothing is set; ``arms``, ``window`` and ``seed``: as `policy.policy_of` takes them;
-            ``leader``: host and port of who decides for a job on several machines, or nothing;
+            ``max_slowdown``: of clocks that are learned, or nothing; ``leader``: host and port of
+            who decides for a job on several machines, or nothing;
             ``metrics_port``: where Prometheus may ask, or nothing.
 
     Raises:
@@ -390,13 +397,16 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
     listeners += booked(tally)
     log = Log(Path(options["log"]), listeners)
     clock, paces = SystemClock(), list[float]()
+    job: JobLearning | None = None
     for rank, (told, part, page) in enumerate(zip(run.gpus, parts, opened, strict=True)):
         setter = None if options["dry"] else gpus[told.uuid].set
-        if setter is not None:
-            try_clocks(setter, [each.clocks for each in part.schedules[chosen].segments])
         gpu = NvmlGpu(told.index)
         # What comes after waiting begins at the clock to wait at, until its mark is seen.
         cores_mhz = gpu.supported_core_mhz(max(gpu.supported_mem_mhz(), default=None))
+        if setter is not None:
+            tried = [each.clocks for each in part.schedules[chosen].segments]
+            learns = options["max_slowdown"] is not None
+            try_clocks(setter, [Clocks(core_mhz=cores_mhz[-1])] if learns else tried)
         low_mhz = min((mhz for mhz in cores_mhz if mhz >= _LOW * cores_mhz[-1]), default=None)
         machine = Machine(part.timetable(chosen), low_mhz=low_mhz)
         if ranks is not None:
@@ -404,16 +414,24 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
         elif isinstance(plan, Plan):
             asked = {name: options[name] for name in ("arms", "window", "seed", "steps")}
             policy = policy_of(machine, plan, paces=paces, **asked)
+        elif options["max_slowdown"] is not None:
+            from underclock.learning import blocks  # noqa: PLC0415 - it loads NumPy
+            from underclock.runtime.policy.learning import LearningPolicy  # noqa: PLC0415
+
+            asked = {name: options[name] for name in ("max_slowdown", "seed", "dry")}
+            job = job or blocks.JobLearning(cores_mhz, **asked)
+            policy = LearningPolicy(machine, part.schedules[0], job)
         else:
             policy = Policy(machine, part.schedules[0], OBSERVED)
             machine.hold(AUTO)
         # Arms are compared by the energy of single steps; a dry run has nothing to compare.
-        closely_s = math.inf if options["arms"] else 0.0 if options["dry"] else _LEARNING_S
+        compares = bool(options["arms"]) or job is not None
+        closely_s = math.inf if compares else 0.0 if options["dry"] else _LEARNING_S
         gauges = Gauges(
             gpu,
             clock,
             closely_s=closely_s,
-            exactly=bool(options["arms"]),
+            exactly=compares,
             limit_w=gpu.info().power_limit_w,
         )
         followers.append(
@@ -432,7 +450,7 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
             began_s=clock.now_s(),
             energy_change=None if promise is None else promise.energy_change,
             time_change=None if promise is None else promise.time_change,
-            arms=options["arms"],
+            arms=options["arms"] if job is None else LEARNED,
             seed=options["seed"],
         )
     )

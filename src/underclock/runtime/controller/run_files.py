@@ -69,6 +69,7 @@ class Run:
         *,
         simulated: str,
         first: int = 0,
+        step: Step | None = None,
     ) -> "Run":
         """Make them.
 
@@ -76,6 +77,7 @@ class Run:
             parts: Of each rank of a job; else the one that all GPUs have.
             first: Rank of the job that the first of the GPUs is of.
             simulated: The model that another process serves; empty for real GPUs.
+            step: That a simulated GPU executes where there is no plan; ``None`` for nothing.
 
         Raises:
             UsageError: They cannot be written.
@@ -97,9 +99,11 @@ class Run:
             pages_in.mkdir(mode=0o700, exist_ok=pages_in == folder)
             for rank, (uuid, index) in enumerate(gpus):
                 part = parts[first + rank if job else 0]
-                step = folder / f"step{rank if job else 0}.json"
-                if simulated and plan is not None and not step.exists():
-                    write_document(step, _step(plan, part, simulated))
+                file = folder / f"step{rank if job else 0}.json"
+                if simulated and plan is not None and not file.exists():
+                    step = _step(plan, part, simulated)
+                if simulated and step is not None and not file.exists():
+                    write_document(file, step)
                 path = pages_in / f"{rank}.page"
                 Page.create(path, digest=bytes.fromhex(digest), marks=part.marks).close()
                 told.append(
@@ -109,7 +113,7 @@ class Run:
                         page=str(path),
                         places=tuple((s.event, s.path, s.occurrence, s.total) for s in part.sites),
                         marks=part.marks,
-                        step=str(step) if step.exists() else "",
+                        step=str(file) if file.exists() else "",
                     )
                 )
             body = RunFile(

@@ -255,7 +255,7 @@ def governor(
                 )
 
 
-_RANK = "LOCAL_RANK"
+_RANK, _WORLD = "LOCAL_RANK", "WORLD_SIZE"
 
 
 @contextmanager
@@ -269,7 +269,7 @@ def applied(
     given has a ``summary``.
 
     Args:
-        plan: Without one nothing is set, and what the GPU draws is counted.
+        plan: Without one what the GPU draws is counted, or clocks are learned (``how.learn``).
         how: By default on the GPU that this process trains on.
 
     Raises:
@@ -288,9 +288,14 @@ def applied(
             "`underclock run` holds a plan in this process already",
             hint="start the script without it, or take the block away",
         )
+    how = how or HowToRun()
+    if how.learn and int(os.environ.get(_WORLD, "1")) > 1:
+        raise UsageError(
+            "each rank would learn clocks of its own, and the slowest would hold up all",
+            hint="have one controller learn for all: underclock run -- torchrun … train.py",
+        )
     with ExitStack() as stack:
         made = None if plan is None else as_record(plan, Plan)
-        how = how or HowToRun()
         held = stack.enter_context(
             held_run(made, how if how.gpus else replace(how, gpus=(_own_gpu(torch),)))
         )

@@ -22,7 +22,7 @@ from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.interrupts import INTERRUPTED, InterruptedBySignal, raise_lost_interrupt
 from underclock.hw.nvml import NvmlGpu, listed_clocks, shown_by_cuda
 from underclock.hw.nvml_calls import is_simulated, nvml_session
-from underclock.records import Plan
+from underclock.records import Plan, Step
 from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks
 from underclock.records.runs import RunSummary
@@ -100,6 +100,9 @@ class HowToRun:
         leader: Host and port, as ``node0:29600``, at which the machine of rank 0 decides for a job
             on several machines; empty for one.
         metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
+        learn: Without a plan, clocks are learned; else nothing is set, and what GPUs draw is counted.
+        max_slowdown: Most time over auto's, as a fraction, that clocks may cost which are learned.
+        step: That a simulated GPU executes where there is no plan.
         live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
         tell: Told what a reader should know as it goes on; by default stderr is.
         ended: Told at the end how it went, whatever ended it; by default ``tell`` has one line.
@@ -115,6 +118,9 @@ class HowToRun:
     first_rank: int = 0
     leader: str = ""
     metrics_port: int | None = None
+    learn: bool = False
+    max_slowdown: float = 0.01
+    step: Step | None = None
     live_s: float | None = None
     tell: Callable[[str], None] = say
     ended: Callable[[Ran], None] | None = None
@@ -128,8 +134,8 @@ def run(
     """Run a training command, and hold a plan's clocks while it trains.
 
     Args:
-        plan: With a schedule or of a job, or its file; ``None`` sets nothing, and counts what the
-            GPUs draw.
+        plan: With a schedule or of a job, or its file; ``None`` counts what GPUs draw, or learns clocks
+            while it trains (``how.learn``).
         command: What to run, unchanged; it may start several trainers, as torchrun does.
         how: By default on GPU 0, of a job on as many as it has ranks, and without a plan on all
             that the command sees.
@@ -361,9 +367,10 @@ def held_run(plan: Plan | JobPlan | None, how: HowToRun, name: str = "") -> Iter
                 "without a plan there is nothing to compare, to guard or to lead",
                 hint="leave out --arms, --guard and --leader",
             )
-        found, simulated = _checked_gpus(how.gpus or shown_by_cuda(), lambda _rank, _gpu: None)
-        run = Run.create(None, [observed_part()], found, simulated=simulated)
-        how = replace(how, dry=True)
+        gpus = how.gpus or shown_by_cuda()[: 1 if how.learn else None]
+        found, simulated = _checked_gpus(gpus, lambda _rank, _gpu: None)
+        run = Run.create(None, [observed_part()], found, simulated=simulated, step=how.step)
+        how = replace(how, dry=how.dry or not how.learn)
     else:
         run = _files_of_job(plan, how) if isinstance(plan, JobPlan) else _files_of_plan(plan, how)
     log = run.steps if how.log is None else how.log.absolute()
@@ -375,6 +382,7 @@ def held_run(plan: Plan | JobPlan | None, how: HowToRun, name: str = "") -> Iter
         "arms": how.arms,
         "steps": how.steps,
         "window": window,
+        "max_slowdown": how.max_slowdown if plan is None and how.learn else None,
         "seed": secrets.randbits(32),
         "leader": leader,
         "metrics_port": how.metrics_port,

@@ -14,7 +14,7 @@ from collections.abc import Collection
 import msgspec
 
 from underclock.records import AUTO, Clocks, ClockSchedule, Plan, Segment, Strategy
-from underclock.records.runs import ArmLine
+from underclock.records.runs import ArmLine, StepLine
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
@@ -38,11 +38,16 @@ _SIZED_BY = 12  # steps: blocks are sized by the last half of the first so many
 class Policy:
     """Decides what a machine does: follow the plan, but for locks that the power cap overrules."""
 
-    needs_all = False  # whether it is over for all GPUs of a run where it is for one
+    speaks = False  # whether what it says is for the user's stderr too
 
     def __init__(self, machine: Machine, schedule: ClockSchedule, label: str = "plan") -> None:
         self._machine, self._planned, self._label = machine, schedule, label
         self._free: set[int] = set()
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether it is over for all GPUs of a run where it is for one."""
+        return False
 
     @property
     def label(self) -> str:
@@ -59,9 +64,9 @@ class Policy:
         del step
         return ""
 
-    def known(self, step: PassedStep, energy_j: float | None) -> str:
+    def known(self, step: PassedStep, line: StepLine) -> str:
         """Take note of its energy, once that is known; return words for the log, if any."""
-        del step, energy_j
+        del step, line
         return ""
 
     def lost(self, why: str) -> str:
@@ -154,6 +159,8 @@ class Guarded(Policy):
 class Alternating(Policy):
     """Lets arms take turns; of the GPUs of one run together, which share ``paces``."""
 
+    speaks = True  # how long a verdict takes
+
     def __init__(
         self, machine: Machine, plan: Plan, arms: Arms, paces: list[float], steps: int | None
     ) -> None:
@@ -196,9 +203,9 @@ class Alternating(Policy):
         has = "" if self._steps is None else f"; this one has {self._steps}"
         return f"{words}and a run of fewer has none{has}"
 
-    def known(self, step: PassedStep, energy_j: float | None) -> str:
+    def known(self, step: PassedStep, line: StepLine) -> str:
         """Count the step for its arm."""
-        begins = self._arms.stepped(step, energy_j)
+        begins = self._arms.stepped(step, line.energy_j)
         if begins is not None:
             at_fixed = self._plan.fixed if begins is ArmName.BEST_FIXED else None
             self._hold(None if begins is ArmName.PLAN else at_fixed or AUTO)

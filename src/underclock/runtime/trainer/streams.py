@@ -139,7 +139,7 @@ class ServedStream:
         self._connection, self._waits, self._reader = connection, waits, MessageReader(connection)
         self._socket, self._pid = identity(connection.fileno()), os.getpid()
         self._marks = tuple(marks)
-        self._at = 0  # the launch that comes next
+        self._at, self._began = 0, False  # the launch that comes next; whether a mark was put
         self.launches = 0
 
     @classmethod
@@ -212,9 +212,10 @@ class ServedStream:
         """
         if self._marks:
             launch = self._marks[mark_of(word) - 1]
-            if launch < self._at or (launch == 0 and self._at > 0):
+            if launch < self._at or (launch == 0 and self._began):
                 self.work(self._at, self.launches)
                 self._at = 0
+            self._began = True
             if launch > self._at:
                 self.work(self._at, launch)
         self.write(MARK_OFFSET, word)

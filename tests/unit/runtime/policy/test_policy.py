@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small_training import plan
+from small_training import line_of, plan
 from underclock.errors import UsageError
 from underclock.records import (
     AUTO,
@@ -64,7 +64,7 @@ def _run(policy: Policy, count: int, time_s: float = 0.11) -> list[str]:
     words = []
     for number in range(count):
         step = _step(number, time_s * (1.0 + 1e-3 * (number % 3)))
-        words += [policy.passed(step), policy.known(step, 20.0)]
+        words += [policy.passed(step), policy.known(step, line_of(step, 20.0))]
     return [each for each in words if each]
 
 
@@ -99,7 +99,7 @@ def test_arms_take_turns_and_are_compared() -> None:
         held[policy.label] = _holds(machine)
         slower = 1.01 if policy.label == "plan" else 1.0
         energy_j = {"plan": 18.0, "best-fixed": 19.0}.get(policy.label, 20.0)
-        policy.known(_step(number, 0.11 * slower), energy_j)
+        policy.known(step := _step(number, 0.11 * slower), line_of(step, energy_j))
 
     assert held == {"warm-up": AUTO, "auto": AUTO, "plan": None, "best-fixed": PLAN.fixed}
     by_arm = {str(each.arm): each for each in policy.differences()}
@@ -143,7 +143,7 @@ def test_blocks_are_sized_by_steps_as_seen_and_the_run_says_how_long_a_verdict_t
         for at, policy in enumerate(two):
             step = dataclasses.replace(_step(warming), time_s=takes_s * (1.0 + 0.01 * at))
             words.append(policy.passed(step))
-            policy.known(step, 1.0)
+            policy.known(step, line_of(step, 1.0))
         warming += 1
         if warming == 20:
             (only,) = {*filter(None, words)}  # what the first has seen goes for both

@@ -1,0 +1,380 @@
+"""Which clocks to try in the next block of a running job, until the best are known and proven.
+
+First auto, then one clock for the whole step, by a few looks between what is fast and where the
+time budget ends, then clocks of each segment around the best of these. In both, a block takes the
+choice that is best for one draw of what is known (Thompson sampling), within a region around the
+best known choice that grows. When what may still be gained is little, auto and the learned clocks
+take turns until the saving is known well enough; then those clocks are held.
+
+A pure state machine: whoever drives it asks for `choice`, holds that for a block and says what the
+block took. Time that looks cost is paid back: what was lost over the budget lowers the budget of
+the next blocks.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from enum import StrEnum
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.core.solvers import Effort, Problem, solve
+from underclock.core.statistics.verdict import MeanChange, paired_change
+from underclock.learning.response import Block, Response
+from underclock.records import Status
+
+_AUTO_BLOCKS = 3  # before anything is tried
+_LEAST_LOOKS, _MOST_LOOKS = 5, 10  # at one clock for the whole step
+_SETTLED_LOOKS, _NEAR_LOOKS = 3, 1  # of the last four, and how many clocks apart: they end it
+_FIRST_LOOK = 0.5  # of the budget: the time that the first look is expected to cost
+_EDGE, _EDGE_EVERY = 0.75, 3  # the same of one look in three later: what is below is not known
+_GENTLE = 1.5  # of the budget: the most that any choice is expected to cost while learning
+_AUTO_EVERY = 8  # blocks: drift
+_REACH, _MOST_REACH, _GROWS_EVERY = 2, 8, 5  # clocks from the best known choice; blocks
+_CHECKED_EVERY, _CHECKS = 10, 8  # blocks; draws
+_GAIN = 0.001  # of the step's energy: less than this is not looked for
+_MOST_BLOCKS = 400
+_PAYS_BACK = 20  # blocks in which lost time is made up for
+_NOISE_FROM = 4  # blocks at auto that say how blocks scatter
+_USUAL_NOISE = 0.004
+_SURE, _LEAST_PAIRS, _MOST_PAIRS = 0.003, 16, 120  # half of an interval; of the trial
+_JUDGED_EVERY = 8  # pairs: looking after each would end trials that seem surer than they are
+_TOLERATED, _MOST_CORRECTIONS = 0.001, 2  # of time over the budget in a trial; and how often
+_REMEMBERED = 24
+_BARRED = 30  # blocks in which clocks as low as one that cost much time are not tried; and longer
+_LOWEST, _APART, _WIDENS = 0.5, 0.007, 15.0  # of the highest clock; apart at the top; and below
+_LATELY = 7  # blocks at auto that say what a step takes there
+_AGAIN_S = 3600.0  # that learned clocks are held until they are compared with auto again
+_STEADY, _LEAST_BLOCKS = 60, 100  # blocks without a better best choice end the looking
+
+
+class LearningStage(StrEnum):
+    """What is being learned; the value is shown to the user."""
+
+    AUTO = "auto: what a step takes is measured"
+    ONE_CLOCK = "one clock for the whole step is looked for"
+    SEGMENTS = "clocks near the best are tried"
+    TRIAL = "auto and the learned clocks take turns"
+    HELD = "the learned clocks are held"
+
+
+class Learner:
+    """Learns clocks for one step.
+
+    Args:
+        listed_mhz: Clocks that may be held.
+        budget: Most time over auto's, as a fraction.
+
+    Attributes:
+        core_mhz: Clocks to choose from, ascending; none before auto was measured.
+        stage: What is being learned.
+        choice: Clock of each segment in the next block, as an index; -1 for auto. Shape (S,).
+        best: The best known choice; ``None`` before one was found, and where a trial did not show
+            that it saves.
+        saving: What the trial found of energy and time, once it has.
+    """
+
+    def __init__(
+        self,
+        listed_mhz: Sequence[int],
+        *,
+        segments: int,
+        budget: float,
+        seed: int = 0,
+    ) -> None:
+        self.core_mhz: tuple[int, ...] = ()
+        self._listed_mhz = tuple(listed_mhz)
+        self.stage = LearningStage.AUTO
+        self._auto: Ints = np.full(segments, -1)
+        self.choice: Ints = self._auto
+        self.best: Ints | None = None
+        self.saving: tuple[MeanChange, MeanChange] | None = None
+        self.blocks = self.trial_steps = 0
+        self.budget = budget
+        self._held_s = 0.0
+        self._random = np.random.default_rng(seed)
+        self._least: Ints = np.zeros_like(self._auto)  # of choices, for some blocks
+        self._left, self._barred_until = 0, 0
+        self._response: Response | None = None
+        self._one_segment = segments == 1
+        self._autos: deque[Block] = deque(maxlen=_REMEMBERED)
+        self._looks: list[int] = []
+        self._in_stage = 0
+        self._least_j, self._bettered = math.inf, 0  # of the best choice; the block that found it
+        self._margin, self._corrections = 0.0, 0  # what trials found over the budget
+        self._lost = 0.0  # blocks' worth of time over the budget
+        self._pairs: list[tuple[Block, Block]] = []
+        self._last: Block | None = None  # the first of a pair
+
+    def ended(self, block: Block, *, was_left: bool = False) -> None:
+        """Take note of a block at `choice`, and choose the next.
+
+        Args:
+            was_left: Whether it was left early, for it cost much more time than the budget: clocks
+                as low are not tried again for some time.
+        """
+        self.blocks += 1
+        self._in_stage += 1
+        if was_left:
+            self._left += 1
+            self._least, self._barred_until = self.choice + 1, self.blocks + _BARRED * self._left
+            if self.best is not None and (self.best < self._least).any():
+                self.best = None
+        elif self.blocks >= self._barred_until:
+            self._least = np.zeros_like(self._auto)
+        if block.at_auto:
+            self._autos.append(block)
+        else:
+            self._lost += block.time_s / self._auto_s - 1.0 - self.budget
+            self._lost = max(self._lost, -self.budget * _PAYS_BACK)
+        if self._response is not None and self.stage is not LearningStage.HELD:
+            self._response.learn(block, self._noise(0), self._noise(1))
+        getattr(self, f"_after_{self.stage.name.lower()}")(block)
+
+    @property
+    def slowdown(self) -> float:
+        """Time over auto's that the best known choice is expected to take, as a fraction."""
+        if self._response is None or self.best is None:
+            return 0.0
+        time_s, _ = self._response.expected()
+        return _sum(time_s, self.best) / self._auto_s - 1.0
+
+    @property
+    def auto_s(self) -> float | None:
+        """Time of a step at auto, lately; an odd block does not move it. ``None`` before any."""
+        lately = [each.time_s for each in list(self._autos)[-_LATELY:]]
+        return float(np.median(lately)) if lately else None
+
+    @property
+    def _auto_s(self) -> float:
+        if (auto_s := self.auto_s) is None:
+            raise AssertionError("auto was measured first")
+        return auto_s
+
+    def _noise(self, quantity: int) -> float:
+        """Return how far blocks at auto scatter in time (0) or energy (1), as a fraction."""
+        values = [
+            each.time_s if quantity == 0 else each.energy_j
+            for each in self._autos
+            if each.energy_j is not None
+        ]
+        if len(values) < _NOISE_FROM:
+            return _USUAL_NOISE
+        steps = np.diff(np.log(np.array(values, dtype=np.float64)))
+        return float(1.4826 * np.median(np.abs(steps)) / math.sqrt(2.0))
+
+    def _enter(self, stage: LearningStage) -> None:
+        self.stage, self._in_stage = stage, 0
+
+    def _after_auto(self, block: Block) -> None:
+        if len(self._autos) < _AUTO_BLOCKS or block.energy_j is None:
+            return
+        autos = [each for each in self._autos if each.energy_j is not None]
+        middle = Block(
+            at_auto=True,
+            core_mhz=np.median([each.core_mhz for each in autos], axis=0),
+            times_s=np.median([each.times_s for each in autos], axis=0),
+            energy_j=float(np.median([each.energy_j for each in autos if each.energy_j])),
+            steps=sum(each.steps for each in autos),
+        )
+        highest_mhz = float(middle.core_mhz.max())
+        self.core_mhz = options(self._listed_mhz, highest_mhz, is_sparse=not self._one_segment)
+        self._response = Response(self.core_mhz, middle)
+        self._enter(LearningStage.ONE_CLOCK)
+        self._look()
+
+    def _after_one_clock(self, block: Block) -> None:
+        looks = self._looks
+        near = [each for each in looks[-4:] if abs(each - looks[-1]) <= _NEAR_LOOKS]
+        settled = len(looks) >= _LEAST_LOOKS and len(near) >= _SETTLED_LOOKS
+        if settled or len(looks) >= _MOST_LOOKS:
+            self.best = self._mean_best(one_clock=True)
+            self._enter(LearningStage.SEGMENTS)
+            self.choice = self._auto
+        elif not block.at_auto and len(looks) % 2 == 1:
+            self.choice = self._auto
+        else:
+            self._look()
+
+    def _look(self) -> None:
+        """Choose one clock for the next block."""
+        response = self._known
+        mean_s, _ = response.expected()
+        slower = mean_s.sum(axis=0) / self._auto_s - 1.0
+        if len(self._looks) % _EDGE_EVERY == 0:
+            edge = _EDGE if self._looks else _FIRST_LOOK
+            slower[: self._least[0]] = np.inf
+            at = int(np.argmin(np.abs(slower - edge * self.budget)))
+        else:
+            time_s, energy_j = (each.sum(axis=0) for each in response.drawn(self._random))
+            allowed = (slower <= _GENTLE * self.budget) & (time_s <= self._budget_s)
+            allowed[: self._least[0]] = False
+            at = int(np.argmin(np.where(allowed, energy_j, np.inf))) if allowed.any() else -1
+        self._looks.append(at)
+        self.choice = np.full(len(self._auto), at) if at >= 0 else self._auto
+
+    def _after_segments(self, block: Block) -> None:
+        del block
+        if self._in_stage % _AUTO_EVERY == 0:
+            self.choice = self._auto
+            return
+        reach = min(_REACH + self._in_stage // _GROWS_EVERY, _MOST_REACH)
+        if self._one_segment:  # at the power limit clocks far apart may cost the same time
+            reach = len(self.core_mhz)
+        self.best = self._mean_best(reach=reach)
+        if self._is_learned(reach):
+            self._enter(LearningStage.TRIAL)
+            self.choice = self._auto
+            return
+        if self._one_segment:
+            self._look()
+            return
+        drawn = self._best(*self._known.drawn(self._random), self._budget_s, reach)
+        if drawn is not None:
+            self.choice = drawn
+        else:
+            self.choice = self._auto if self.best is None else self.best
+
+    def _is_learned(self, reach: int) -> bool:
+        """Whether nothing much is to be gained by more blocks."""
+        if self.best is not None:
+            _, energy_j = self._known.expected()
+            now_j = _sum(energy_j, self.best)
+            if now_j < (1.0 - 0.5 * _GAIN) * self._least_j:
+                self._least_j, self._bettered = now_j, self._in_stage
+        if self._in_stage >= _MOST_BLOCKS:
+            return True
+        steady = self._in_stage - self._bettered >= _STEADY
+        if self._in_stage >= _LEAST_BLOCKS and steady:
+            return True
+        return self._in_stage % _CHECKED_EVERY == 0 and self._gain(reach) < _GAIN
+
+    def _gain(self, reach: int) -> float:
+        """Return what knowing all costs would still save, as a fraction of the step's energy."""
+        if self.best is None:
+            return math.inf
+        gains = []
+        for _ in range(_CHECKS):
+            time_s, energy_j = self._known.drawn(self._random)
+            now_j = _sum(energy_j, self.best)
+            least_s = max(float(_sum(time_s, self.best)), self._budget_s)
+            better = self._best(time_s, energy_j, least_s, reach)
+            gains.append(0.0 if better is None else 1.0 - _sum(energy_j, better) / now_j)
+        return float(np.mean(gains))
+
+    def _after_trial(self, block: Block) -> None:
+        if self.best is None:
+            self._enter(LearningStage.HELD)
+            self.choice = self._auto
+            return
+        # Auto first in one pair and last in the next, so that drift falls on both alike.
+        if self._in_stage > 1 and self._in_stage % 2 == 1:
+            first = self._last or block
+            pair = (first, block) if first.at_auto else (block, first)
+            self._pairs.append(pair)
+            self.trial_steps += pair[1].steps
+            if self._has_verdict():
+                self._enter(LearningStage.HELD)
+                self.choice = self._auto if self.best is None else self.best
+                return
+        self._last = block
+        order = (self._auto, self.best, self.best, self._auto)
+        self.choice = order[(self._in_stage - 1) % 4]
+
+    def _has_verdict(self) -> bool:
+        count = len(self._pairs)
+        if count < _LEAST_PAIRS or count % _JUDGED_EVERY:
+            return False
+        energies = [
+            (auto.energy_j, held.energy_j)
+            for auto, held in self._pairs
+            if auto.energy_j is not None and held.energy_j is not None
+        ]
+        if len(energies) < _LEAST_PAIRS:  # what steps draw is hardly known
+            self.best = None if count >= _MOST_PAIRS else self.best
+            return count >= _MOST_PAIRS
+        energy = paired_change(energies)
+        time = paired_change([(auto.time_s, held.time_s) for auto, held in self._pairs])
+        self.saving = energy, time
+        low, high = energy.interval or (-math.inf, math.inf)
+        if 0.5 * (high - low) > _SURE and count < _MOST_PAIRS:
+            return False
+        if high >= 0.0:  # it may save nothing
+            self.best = None
+        over = time.mean - self.budget
+        if over <= _TOLERATED or self.best is None:
+            return True
+        self._corrections += 1
+        near, before = self._corrections <= _MOST_CORRECTIONS, self.best
+        best = self._mean_best(reach=_REACH) if near else None
+        if best is not None and (best == before).all():  # what is expected stays off
+            self._margin += over
+            best = self._mean_best(reach=_REACH)
+        self.best = self._mean_best(one_clock=True) if best is None else best
+        self._pairs.clear()
+        return self.best is None
+
+    def _after_held(self, block: Block) -> None:
+        """Go on as it is, and begin a trial anew once an hour: boards age, and data change."""
+        self._held_s += block.steps * block.time_s
+        if self._held_s >= _AGAIN_S and self.best is not None:
+            self._held_s = 0.0
+            self._pairs.clear()
+            self._enter(LearningStage.TRIAL)
+            self.choice = self._auto
+
+    @property
+    def _known(self) -> Response:
+        if self._response is None:
+            raise AssertionError("auto was measured first")
+        return self._response
+
+    @property
+    def _budget_s(self) -> float:
+        """Time that a step may take, in the response's unit: what was lost is paid back."""
+        lost = min(self._lost / _PAYS_BACK, _GENTLE * self.budget)
+        return self._auto_s * (1.0 + self.budget - self._margin - max(0.0, lost))
+
+    def _mean_best(self, *, reach: int = 0, one_clock: bool = False) -> Ints | None:
+        time_s, energy_j = self._known.expected()
+        budget_s = self._auto_s * (1.0 + self.budget - self._margin)
+        if one_clock:
+            sums_s, sums_j = time_s.sum(axis=0), energy_j.sum(axis=0)
+            kept = np.where(sums_s <= budget_s, sums_j, np.inf)
+            kept[: self._least.max()] = np.inf
+            return None if np.isinf(kept).all() else np.full(len(self._auto), np.argmin(kept))
+        return self._best(time_s, energy_j, budget_s, reach)
+
+    def _best(self, time_s: Floats, energy_j: Floats, budget_s: float, reach: int) -> Ints | None:
+        """Return the choice of least energy near the best known; ``None`` where none is in time."""
+        around, at = self.best, np.arange(time_s.shape[1])
+        near = at >= np.minimum(self._least, len(at) - 1)[:, None]
+        if around is not None:
+            near &= np.abs(at - around[:, None]) <= reach
+        time_s, energy_j = (np.where(near, each, np.inf) for each in (time_s, energy_j))
+        problem = Problem(time_s=time_s, energy_j=energy_j, budget_s=budget_s)
+        solution = solve(problem, Effort.QUICK)
+        return None if solution.status is Status.INFEASIBLE else solution.choice
+
+
+def options(listed_mhz: Sequence[int], auto_mhz: float, *, is_sparse: bool) -> tuple[int, ...]:
+    """Return the core clocks to choose from, ascending, up to the first above auto's.
+
+    Args:
+        is_sparse: Whether some do: close together at the top, where budgets end, and further apart
+            below.
+    """
+    above = [mhz for mhz in listed_mhz if mhz >= auto_mhz]
+    top_mhz = min(above, default=max(listed_mhz))
+    falling = sorted((m for m in listed_mhz if _LOWEST * top_mhz <= m <= top_mhz), reverse=True)
+    taken = [top_mhz]
+    for mhz in falling[1:]:
+        apart = _APART * (1.0 + _WIDENS * (1.0 - mhz / top_mhz)) if is_sparse else 0.0
+        if taken[-1] - mhz >= apart * top_mhz:
+            taken.append(mhz)
+    return tuple(sorted(taken))
+
+
+def _sum(table: Floats, choice: Ints) -> float:
+    return float(table[np.arange(len(choice)), choice].sum())

@@ -1,0 +1,187 @@
+"""Clocks learned from blocks of steps, on worlds whose best clock is known."""
+
+import numpy as np
+import pytest
+
+from underclock.arrays import Floats, Ints
+from underclock.learning.learner import Learner, LearningStage, options
+from underclock.learning.response import Block, Response
+from underclock.learning.segments import merged_kinds
+
+LISTED = tuple(range(210, 2101, 15))
+_AUTO_MHZ, _AUTO_S, _AUTO_W = 1900.0, 0.1, 300.0
+
+
+class World:
+    """Segments that take and draw by simple laws, with noise, and steps that are odd now and then.
+
+    Args:
+        bound: Core-bound part of each segment's time.
+        static: Part of the power that no clock changes.
+    """
+
+    def __init__(self, *bound: float, static: float = 0.4, seed: int = 0) -> None:
+        self.bound, self.static = np.array(bound), static
+        self._random = np.random.default_rng(seed)
+        self._drift = 0.0
+
+    def true(self, core_mhz: Floats) -> tuple[float, float]:
+        """Return time and energy of a step against auto."""
+        times, energies = self._costs(core_mhz)
+        at_auto = self._costs(np.full(len(self.bound), _AUTO_MHZ))
+        return times.sum() / at_auto[0].sum() - 1, energies.sum() / at_auto[1].sum() - 1
+
+    def block(self, core_mhz: Floats, *, at_auto: bool) -> Block:
+        """Return a block at some clocks, as it would be seen."""
+        times, energies = self._costs(core_mhz)
+        random = self._random
+        odd = 1.05 if random.random() < 0.01 else 1.0
+        self._drift = 0.98 * self._drift + random.normal(0.0, 0.002)
+        seen_j = energies.sum() * odd * (1.0 + self._drift + random.normal(0.0, 0.004))
+        return Block(
+            at_auto=at_auto,
+            core_mhz=core_mhz + random.normal(0.0, 3.0, len(core_mhz)),
+            times_s=times * odd * (1.0 + random.normal(0.0, 0.003, len(times))),
+            energy_j=float(seen_j),
+            steps=10,
+        )
+
+    def _costs(self, core_mhz: Floats) -> tuple[Floats, Floats]:
+        ratio = np.minimum(core_mhz, _AUTO_MHZ) / _AUTO_MHZ
+        times = _AUTO_S * (1.0 - self.bound + self.bound / ratio)
+        return times, times * _AUTO_W * (self.static + (1.0 - self.static) * ratio**2.4)
+
+
+def _mhz(learner: Learner, choice: Ints) -> Floats:
+    return np.array([_AUTO_MHZ if at < 0 else learner.core_mhz[at] for at in choice], dtype=float)
+
+
+def _learn(world: World, learner: Learner, most: int = 700) -> list[float]:
+    """Run blocks until clocks are held; return the time that each lost against auto."""
+    lost = []
+    for _ in range(most):
+        if learner.stage is LearningStage.HELD:
+            break
+        mhz = _mhz(learner, learner.choice)
+        learner.ended(world.block(mhz, at_auto=bool((learner.choice < 0).all())))
+        lost.append(world.true(mhz)[0])
+    return lost
+
+
+@pytest.mark.parametrize("budget", [0.01, 0.03])
+@pytest.mark.parametrize("bound", [0.15, 0.5])
+def test_one_clock_is_learned_as_good_as_the_best(bound: float, budget: float) -> None:
+    shares = []
+    for seed in range(4):
+        world = World(bound, seed=seed)
+        learner = Learner(LISTED, segments=1, budget=budget, seed=seed)
+        lost = _learn(world, learner)
+
+        saved = [world.true(np.array([float(mhz)])) for mhz in LISTED if mhz >= 0.5 * _AUTO_MHZ]
+        best = min(energy for time, energy in saved if time <= budget)
+        assert learner.best is not None
+        time, energy = world.true(_mhz(learner, learner.best))
+        assert time <= budget + 0.003
+        assert sum(lost) / len(lost) <= budget
+        assert learner.saving is not None
+        low, high = learner.saving[0].interval or (0.0, 0.0)
+        assert high - low <= 0.0065
+        assert low - 0.003 <= energy <= high + 0.003
+        shares.append(energy / best)
+    assert sum(shares) / len(shares) >= 0.8
+
+
+def test_segments_are_learned_to_take_clocks_of_their_own() -> None:
+    """One that memory bounds goes low, one that the core bounds stays fast."""
+    world = World(0.05, 0.95)
+    learner = Learner(LISTED, segments=2, budget=0.01)
+    _learn(world, learner)
+
+    assert learner.best is not None
+    low, high = _mhz(learner, learner.best)
+    assert low < high
+    time, energy = world.true(np.array([low, high]))
+    fixed = [world.true(np.full(2, float(mhz))) for mhz in LISTED if mhz >= 0.5 * _AUTO_MHZ]
+    assert energy < min(each for took, each in fixed if took <= 0.01) - 0.01
+    assert time <= 0.015
+
+
+def test_nothing_is_claimed_where_clocks_change_nothing() -> None:
+    """A/A: of boards that draw the same at every clock one in forty seems to save."""
+    claims = 0
+    for seed in range(1000, 1020):
+        world = World(0.0, static=1.0, seed=seed)
+        learner = Learner(LISTED, segments=1, budget=0.01, seed=seed)
+        _learn(world, learner)
+        claims += learner.best is not None
+    assert claims <= 2
+
+
+def test_an_hour_later_the_saving_is_measured_anew() -> None:
+    world = World(0.15)
+    learner = Learner(LISTED, segments=1, budget=0.01)
+    _learn(world, learner)
+    held = _mhz(learner, learner.choice)
+    block = world.block(held, at_auto=False)
+    for _ in range(int(3600 / (block.steps * block.time_s)) + 1):
+        learner.ended(block)
+        if learner.stage is LearningStage.TRIAL:
+            break
+    assert (learner.choice < 0).all()
+    assert learner.stage is LearningStage.TRIAL
+
+
+def test_unknown_energies_end_in_no_claim() -> None:
+    world = World(0.15)
+    learner = Learner(LISTED, segments=1, budget=0.01)
+    for number in range(700):
+        mhz = _mhz(learner, learner.choice)
+        block = world.block(mhz, at_auto=bool((learner.choice < 0).all()))
+        unknown = Block(
+            at_auto=block.at_auto,
+            core_mhz=block.core_mhz,
+            times_s=block.times_s,
+            energy_j=block.energy_j if number < 20 else None,
+            steps=block.steps,
+        )
+        learner.ended(unknown)
+    assert learner.stage is LearningStage.HELD
+    assert learner.saving is None
+    assert (learner.choice < 0).all()
+
+
+def test_options_end_above_auto_and_lie_closer_at_the_top() -> None:
+    every = options(LISTED, 1897.0, is_sparse=False)
+    some = options(LISTED, 1897.0, is_sparse=True)
+    assert (every[-1], some[-1]) == (1905, 1905)
+    assert set(some) < set(every)
+    assert some[-1] - some[-2] < some[1] - some[0]
+    assert options((1000,), 1200.0, is_sparse=False) == (1000,)
+
+
+def test_a_block_moves_what_is_expected_and_its_error() -> None:
+    auto = World(0.5).block(np.array([_AUTO_MHZ]), at_auto=True)
+    response = Response((1500, 1700, 1900), auto)
+    before_s, _ = response.expected()
+    slow = Block(
+        at_auto=False,
+        core_mhz=np.array([1500.0]),
+        times_s=auto.times_s * 1.2,
+        energy_j=auto.energy_j,
+        steps=10,
+    )
+    response.learn(slow, 0.002, 0.004)
+    after_s, after_j = response.expected()
+    assert after_s[0, 0] / auto.times_s[0] == pytest.approx(1.2, abs=0.01)
+    assert after_s[0, 1] > 0.9 * before_s[0, 1]
+    assert after_j[0, 0] == pytest.approx(auto.energy_j, rel=0.03)
+
+
+def test_short_kinds_join_what_follows_them() -> None:
+    kinds = ["norm", "attention", "norm", "mlp"] * 3 + ["optimizer"]
+    lasts_s = [0.001, 0.02, 0.001, 0.03] * 3 + [0.05]
+    labels = merged_kinds(kinds, lasts_s, least_s=0.01, most=20)
+    assert labels == (0, 0, 0, 1) * 3 + (2,) or len(set(labels)) == 3
+    assert labels[1] != labels[3] != labels[-1]
+    assert merged_kinds(kinds, lasts_s, least_s=1.0, most=20) == (0,) * 13
+    assert len(set(merged_kinds(range(50), [1.0] * 50, least_s=0.1, most=20))) == 20

@@ -1,0 +1,123 @@
+"""Clocks learned from a job's steps, by one GPU or several."""
+
+import numpy as np
+import pytest
+
+from small_training import line_of
+from underclock.learning.blocks import JobLearning
+from underclock.records import AUTO, Clocks
+from underclock.runtime.machine.machine import Machine
+from underclock.runtime.machine.steps import PassedStep, State
+from underclock.runtime.policy.arms import ExpectedRun
+from underclock.runtime.policy.learning import LearningPolicy
+from underclock.runtime.policy.parts import observed_part
+
+_AUTO_MHZ, _AUTO_S, _AUTO_W = 1905.0, 0.1, 300.0
+
+
+class Job:
+    """Steps of some GPUs that take the clocks they are held at.
+
+    Args:
+        follows: Whether the driver does what it accepts.
+        readable: Whether clocks can be read.
+        dear_mhz: Below this clock a step takes twice as long.
+    """
+
+    def __init__(
+        self, gpus: int = 1, *, follows: bool = True, readable: bool = True, dear_mhz: int = 0
+    ) -> None:
+        self._follows, self._readable, self._dear_mhz = follows, readable, dear_mhz
+        self.learning = JobLearning(range(210, 2101, 15), 0.01)
+        part = observed_part()
+        self.machines = [Machine(part.timetable(0)) for _ in range(gpus)]
+        self.policies = [
+            LearningPolicy(machine, part.schedules[0], self.learning) for machine in self.machines
+        ]
+        self.words: list[str] = []
+        self.slow = 0  # steps at clocks that cost much time
+        self._now_s, self._number = 0.0, 0
+        self._random = np.random.default_rng(0)
+
+    @property
+    def holds(self) -> Clocks | None:
+        return self.machines[0]._held  # noqa: SLF001 - it is seen in no other way
+
+    def run(self, steps: int, *, energy: bool = True) -> None:
+        for _ in range(steps):
+            held = self.holds or AUTO
+            mhz = float(held.core_mhz or _AUTO_MHZ) if self._follows else _AUTO_MHZ
+            ratio = min(mhz, _AUTO_MHZ) / _AUTO_MHZ
+            time_s = _AUTO_S * (0.85 + 0.15 / ratio) * (1 + self._random.normal(0.0, 1e-3))
+            if mhz < self._dear_mhz:
+                time_s, self.slow = 1.5 * time_s, self.slow + 1
+            checkpoint_s = 5.0 if self._number % 100 == 99 else 0.0
+            step = PassedStep(
+                number=self._number,
+                began_s=self._now_s,
+                time_s=time_s + checkpoint_s,
+                state=State.HELD,
+            )
+            for policy in self.policies:
+                self.words.append(policy.passed(step))
+            drawn_j = time_s * _AUTO_W * (0.4 + 0.6 * ratio**2.4) if energy else None
+            for policy in self.policies:
+                line = line_of(step, drawn_j, mhz if self._readable else None)
+                self.words.append(policy.known(step, line))
+            self._number, self._now_s = self._number + 1, step.ended_s
+
+
+def test_clocks_are_learned_compared_with_auto_and_held() -> None:
+    job = Job()
+    job.run(3000)
+    held = job.holds
+    assert held is not None
+    assert held.core_mhz is not None
+    assert 1740 <= held.core_mhz <= 1845
+    (line,) = job.policies[0].differences(ExpectedRun(gpu=0))
+    assert line.energy_change is not None
+    assert -0.09 < line.energy_change < -0.04
+    assert line.time_change < 0.012
+    said = [words for words in job.words if words]
+    assert "a step takes 100 ms at auto" in said[0]
+    assert "changes energy by" in said[-1]
+    assert job.policies[0].label == "learned"
+    assert job.policies[0].ends() == ""
+
+
+def test_gpus_of_one_job_take_the_same_clocks() -> None:
+    job = Job(3)
+    assert all(policy.needs_all for policy in job.policies)
+    for _ in range(300):
+        job.run(1)
+        assert len({machine._held for machine in job.machines}) == 1  # noqa: SLF001
+    assert job.policies[0].label == "tried" or job.holds == AUTO
+
+
+def test_clocks_that_cost_much_time_are_left_at_once() -> None:
+    """A block has some fifteen steps; two or three of them show that it is too slow."""
+    job = Job(dear_mhz=1900)
+    job.run(3000)
+    assert 0 < job.slow <= 120
+    assert (job.holds or AUTO).core_mhz in {None, 1905}
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (Job(follows=False), "it does not follow"),
+        (Job(readable=False), "core clock cannot be read"),
+    ],
+)
+def test_a_gpu_on_which_nothing_can_be_learned_is_left_alone(job: Job, reason: str) -> None:
+    job.run(1500)
+    assert job.holds == AUTO
+    assert reason in "".join(job.words)
+    assert reason in job.policies[0].ends()
+    assert job.policies[0].differences() == ()
+
+
+def test_a_short_job_says_how_far_it_came() -> None:
+    job = Job()
+    job.run(200)
+    assert "before it was known what clocks save" in job.policies[0].ends()
