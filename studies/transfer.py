@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from executed import Ran, auto_course, executed, switching
-from pages import fill, made_by, markdown, percent
+from pages import fill, markdown, percent
 from underclock import measure, trace, transfer
 from underclock.app.planning import plan
 from underclock.campaign.grid import Campaign, Grid
@@ -292,8 +292,7 @@ def main() -> None:
             print(pending[done], flush=True)
     results = [one for cell in wanted for one in known[cell]]
     if given.quick:
-        made = made_by(f"{len(CUT)} steps a GPU, {len(BUDGETS)} budgets each.")
-        fill("transfer", {"cut": f"{made}\n\n{markdown(by_gpu(results))}"})
+        print(markdown(by_gpu(results)))
         return
     parts = {"gpus": markdown(by_gpu(results)), "sizes": markdown(by_size(results))}
     repeats = (

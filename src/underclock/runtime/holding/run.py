@@ -100,7 +100,7 @@ class HowToRun:
         leader: Host and port, as ``node0:29600``, at which the machine of rank 0 decides for a job
             on several machines; empty for one.
         metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
-        learn: Without a plan, clocks are learned; else nothing is set, and what GPUs draw is counted.
+        learn: Without a plan: learn clocks; else nothing is set, and what GPUs draw is counted.
         max_slowdown: Most time over auto's, as a fraction, that clocks may cost which are learned.
         step: That a simulated GPU executes where there is no plan.
         live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
@@ -134,8 +134,8 @@ def run(
     """Run a training command, and hold a plan's clocks while it trains.
 
     Args:
-        plan: With a schedule or of a job, or its file; ``None`` counts what GPUs draw, or learns clocks
-            while it trains (``how.learn``).
+        plan: With a schedule or of a job, or its file; ``None`` counts what GPUs draw, or learns
+            clocks while it trains (``how.learn``).
         command: What to run, unchanged; it may start several trainers, as torchrun does.
         how: By default on GPU 0, of a job on as many as it has ranks, and without a plan on all
             that the command sees.
