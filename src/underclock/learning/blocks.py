@@ -6,8 +6,10 @@ interrupted, by a checkpoint or an evaluation, counts for none.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +26,7 @@ _WARMING_STEPS, _WARMING_S = 5, 3.0  # a job's first steps compile, and fill cac
 _BLOCK_S, _SETTLING_S = 1.5, 0.5  # the energy counter climbs ten times a second
 _INTERRUPTED = 2.0  # times what a step takes at auto
 _DEAR, _DEAR_S, _DEAR_STEPS = 3.0, 0.3, 2  # of the budget, and how long a block is seen before
+_DEAR_ERRORS, _NORMAL, _REMEMBERED = 4.0, 1.4826, 100  # standard errors; of steps at auto
 _FOLLOWED, _UNFOLLOWED = 0.01, 3  # of a clock; blocks in a row that ran so much faster
 _NOTHING = "no clock saves energy within the budget of time: clocks are left to the driver"
 
@@ -86,6 +89,7 @@ class JobLearning:
         self._from_s, self._latest_s = math.inf, -math.inf  # when steps count; the last that ended
         self._held = AUTO
         self._brief = _Seen()  # this block, before its energy is known
+        self._autos_s: deque[float] = deque(maxlen=_REMEMBERED)  # steps at auto
         self._unfollowed = 0
         self._why = ""  # nothing is learned any more
 
@@ -108,6 +112,8 @@ class JobLearning:
             if self._warming <= 0:
                 self._from_s = max(self._warm_s, step.ended_s)
         auto_s, brief = self._learner.auto_s, self._brief
+        if self._held == AUTO and self._counts(step):
+            self._autos_s.append(step.time_s)
         if self._held == AUTO or auto_s is None or not self._counts(step):
             return ""
         brief.steps += step.steps
@@ -115,7 +121,10 @@ class JobLearning:
         if brief.time_s < _DEAR_S or brief.steps < _DEAR_STEPS:
             return ""
         slower = brief.time_s / (brief.steps * auto_s) - 1.0
-        if slower <= _DEAR * self._learner.budget:
+        middle_s = median(self._autos_s)
+        scatter = _NORMAL * median(abs(each_s / middle_s - 1.0) for each_s in self._autos_s)
+        sure = _DEAR_ERRORS * scatter / math.sqrt(brief.steps)
+        if slower <= _DEAR * self._learner.budget + sure:
             return ""
         return self._end_block([brief], was_left=True)
 

@@ -130,15 +130,12 @@ class Learner:
             self._lost = max(self._lost, -self.budget * _PAYS_BACK)
         if self._response is not None and self.stage is not LearningStage.HELD:
             self._response.learn(block, self._noise(0), self._noise(1))
+        if was_left and self.stage in {LearningStage.TRIAL, LearningStage.HELD}:
+            self._pairs.clear()
+            self._enter(LearningStage.SEGMENTS)
+            self.choice = self._auto
+            return
         getattr(self, f"_after_{self.stage.name.lower()}")(block)
-
-    @property
-    def slowdown(self) -> float:
-        """Time over auto's that the best known choice is expected to take, as a fraction."""
-        if self._response is None or self.best is None:
-            return 0.0
-        time_s, _ = self._response.expected()
-        return _sum(time_s, self.best) / self._auto_s - 1.0
 
     @property
     def auto_s(self) -> float | None:

@@ -72,7 +72,7 @@ def _learn(world: World, learner: Learner, most: int = 700) -> list[float]:
 @pytest.mark.parametrize("bound", [0.15, 0.5])
 def test_one_clock_is_learned_as_good_as_the_best(bound: float, budget: float) -> None:
     shares = []
-    for seed in range(4):
+    for seed in range(2):
         world = World(bound, seed=seed)
         learner = Learner(LISTED, segments=1, budget=budget, seed=seed)
         lost = _learn(world, learner)
@@ -109,12 +109,12 @@ def test_segments_are_learned_to_take_clocks_of_their_own() -> None:
 def test_nothing_is_claimed_where_clocks_change_nothing() -> None:
     """A/A: of boards that draw the same at every clock one in forty seems to save."""
     claims = 0
-    for seed in range(1000, 1020):
+    for seed in range(1000, 1008):
         world = World(0.0, static=1.0, seed=seed)
         learner = Learner(LISTED, segments=1, budget=0.01, seed=seed)
         _learn(world, learner)
         claims += learner.best is not None
-    assert claims <= 2
+    assert claims <= 1
 
 
 def test_an_hour_later_the_saving_is_measured_anew() -> None:

@@ -21,13 +21,21 @@ class Job:
     Args:
         follows: Whether the driver does what it accepts.
         readable: Whether clocks can be read.
-        dear_mhz: Below this clock a step takes twice as long.
+        dear_mhz: Below this clock a step takes half as long again.
+        scatter: Standard deviation of a step's time, as a fraction.
     """
 
     def __init__(
-        self, gpus: int = 1, *, follows: bool = True, readable: bool = True, dear_mhz: int = 0
+        self,
+        gpus: int = 1,
+        *,
+        follows: bool = True,
+        readable: bool = True,
+        dear_mhz: int = 0,
+        scatter: float = 1e-3,
     ) -> None:
         self._follows, self._readable, self._dear_mhz = follows, readable, dear_mhz
+        self._scatter = scatter
         self.learning = JobLearning(range(210, 2101, 15), 0.01)
         part = observed_part()
         self.machines = [Machine(part.timetable(0)) for _ in range(gpus)]
@@ -48,7 +56,7 @@ class Job:
             held = self.holds or AUTO
             mhz = float(held.core_mhz or _AUTO_MHZ) if self._follows else _AUTO_MHZ
             ratio = min(mhz, _AUTO_MHZ) / _AUTO_MHZ
-            time_s = _AUTO_S * (0.85 + 0.15 / ratio) * (1 + self._random.normal(0.0, 1e-3))
+            time_s = _AUTO_S * (0.85 + 0.15 / ratio) * (1 + self._random.normal(0.0, self._scatter))
             if mhz < self._dear_mhz:
                 time_s, self.slow = 1.5 * time_s, self.slow + 1
             checkpoint_s = 5.0 if self._number % 100 == 99 else 0.0
@@ -69,7 +77,7 @@ class Job:
 
 def test_clocks_are_learned_compared_with_auto_and_held() -> None:
     job = Job()
-    job.run(3000)
+    job.run(2200)
     held = job.holds
     assert held is not None
     assert held.core_mhz is not None
@@ -85,6 +93,14 @@ def test_clocks_are_learned_compared_with_auto_and_held() -> None:
     assert job.policies[0].ends() == ""
 
 
+def test_steps_of_varying_length_are_no_reason_to_leave_a_clock() -> None:
+    job = Job(scatter=0.02)
+    job.run(2200)
+    tried = job.learning._learner._left  # noqa: SLF001 - blocks that were left early
+    assert tried <= 1
+    assert job.policies[0].label in {"learned", "auto"}
+
+
 def test_gpus_of_one_job_take_the_same_clocks() -> None:
     job = Job(3)
     assert all(policy.needs_all for policy in job.policies)
@@ -97,7 +113,7 @@ def test_gpus_of_one_job_take_the_same_clocks() -> None:
 def test_clocks_that_cost_much_time_are_left_at_once() -> None:
     """A block has some fifteen steps; two or three of them show that it is too slow."""
     job = Job(dear_mhz=1900)
-    job.run(3000)
+    job.run(2200)
     assert 0 < job.slow <= 120
     assert (job.holds or AUTO).core_mhz in {None, 1905}
 
