@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from made_jobs import job, job_plan
-from small_training import Model, Trains, launches, train, training
+from small_training import Model, Trains, batches, launches, train, training
+from underclock.errors import UsageError
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
@@ -349,3 +350,78 @@ def test_ranges_are_taken_where_there_is_no_pipeline(
     _ranges(4, order, nvtx=nvtx)
     assert page.state == pages.MARKING, page.sentence
     assert stream.marks[:10] == [*range(1, 10), 1]
+
+
+def test_evaluation_in_between_marks_nothing(marked: Callable[..., Noted], model: Model) -> None:
+    sites = all_places()
+    stream = marked(sites)
+    steps = training(model, 4)
+    for _ in range(4):
+        next(steps)
+        model.eval()
+        with torch.no_grad():
+            model(next(batches(2))[0])
+        model.train()
+
+    every = list(range(1, len(sites) + 1))
+    assert stream.marks == [*every, *every, 1]
+
+
+def test_a_stream_that_fails_ends_the_marks_and_not_the_training(
+    marked: Callable[..., Noted], model: Model, page: Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(Noted):
+        def mark(self, word: int) -> None:
+            raise OSError(f"no mark {pages.mark_of(word)}")
+
+    stream = marked(all_places(), Broken())
+
+    assert len(train(model, 5)) == 5
+
+    assert (page.state, page.sentence) == (pages.REFUSED, "no mark 1")
+    assert stream.closed
+    assert capsys.readouterr().err.count("without marks") == 1
+
+
+def test_a_second_optimiser_begins_no_steps(marked: Callable[..., Noted], model: Model) -> None:
+    stream = marked([MarkSite(launch=0, event="step")])
+    other = nn.Linear(1, 1)
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in training(model, 4):
+        second.step()
+
+    assert stream.marks == [1, 1, 1]
+
+
+def test_a_page_that_another_process_has_is_left_alone(
+    model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def taken() -> Page:
+        raise UsageError("another process marks the steps of GPU 0 already")
+
+    stream = Noted()
+    marker = Marker([("step", "", 0, 1)], taken, lambda _page, _optimizer: stream)
+    marker.attach(torch)
+
+    train(model, 3)
+
+    assert not stream.marks
+    assert "without marks: another process marks" in capsys.readouterr().err
+
+
+def test_nothing_is_set_up_while_a_graph_is_captured(
+    marked: Callable[..., Noted], model: Model, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = all_places()
+    stream = marked(sites)
+    steps = training(model, 6)
+    with monkeypatch.context() as capturing:
+        capturing.setattr(torch.cuda, "is_initialized", lambda: True)
+        capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        next(steps), next(steps), next(steps)
+        assert (page.state, stream.marks) == (pages.LEARNING, [])
+
+    next(steps), next(steps)
+
+    assert page.state == pages.MARKING
+    steps.close()
