@@ -54,8 +54,6 @@ from underclock.runtime.simulated import Scheduled, StepLengths
 from underclock.store import read_document, write_document
 from underclock.workloads import workload
 
-pytestmark = pytest.mark.slow
-
 _BRIEF = MeasurementSettings(
     warm_s=1.0,
     steady_s=0.5,

@@ -98,7 +98,7 @@ def command(
     Ends with the command's code; where that is 0 and arms took turns, with 7 where the plan did not
     keep its promise, and with 8 where the run does not decide it.
 
-    Examples: underclock run -- python train.py; underclock run plan.json -- python train.py
+    Example: underclock run -- python train.py --epochs 3
     """
     if plan is not None and not _is_plan(plan):
         command_line, plan = (plan, *command_line), None

@@ -29,8 +29,6 @@ from underclock.tracing.held import trace
 if TYPE_CHECKING:
     from underclock.campaign.progress import Tally
 
-pytestmark = pytest.mark.slow
-
 GPU = unknown_gpu([800.0, 5000.0, 9000.0], fastest_mhz=1800.0, most_w=300.0)
 CORES = range(600, 1801, 150)
 MEMS = (800, 5000, 9000)
@@ -135,6 +133,7 @@ def _repeat(sample: Window, *, factor: float) -> Window:
     )
 
 
+@pytest.mark.slow
 def test_odd_repeats_end_no_campaign_and_no_resuming(table: Path, tmp_path: Path) -> None:
     wild, path = _twice(table, tmp_path / "wild.csv", odd=9), tmp_path / "s.db"
     first = _adapt(wild, path, 24)
@@ -203,6 +202,7 @@ def _few_kernels() -> Step:
     return Step(name="few", kernels=kernels, order=tuple(range(len(kernels))))
 
 
+@pytest.mark.slow
 def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) -> None:
     step = _few_kernels()
     told: list[Tally] = []

@@ -42,8 +42,6 @@ from underclock.store import SampleFile
 if TYPE_CHECKING:
     from underclock.campaign.progress import Tally
 
-pytestmark = pytest.mark.slow
-
 _STEER = Campaign(clocks=ClockControl.STEER, max_samples=30)
 # What is asked here hangs on no temperature, but for how long a campaign took.
 _COLD = msgspec.structs.replace(BRISK, warm_s=1.0, steady_s=1.0)
@@ -250,6 +248,7 @@ def test_steering_to_what_only_locks_reach_is_refused(more: dict[str, object]) -
         Campaign(clocks="push")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_what_the_cap_holds_at_a_lock_is_measured_thinned_out(tmp_path: Path) -> None:
     campaign = Campaign(clocks=ClockControl.LOCK, grid=Grid.ADAPTIVE, max_samples=30)
     samples = _steer(tmp_path / "s.db", campaign)
