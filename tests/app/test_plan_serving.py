@@ -46,7 +46,6 @@ def renamed(samples: SampleSet, **changes: Any) -> SampleSet:
     return msgspec.structs.replace(samples, **changes)
 
 
-@pytest.mark.slow
 def test_a_folder_of_samples_becomes_a_table_that_a_governor_holds(
     family: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,7 +81,6 @@ def test_a_folder_of_samples_becomes_a_table_that_a_governor_holds(
     assert governor.ask(1.0) == small.chosen.clocks
 
 
-@pytest.mark.slow
 def test_a_budget_that_nothing_keeps_says_which_would(
     family: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,7 +136,6 @@ _REFUSED: list[tuple[Callable[[Family], Family], str, str]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("changed", "words", "hint"), _REFUSED)
 def test_families_that_make_no_table_are_refused(
     changed: Callable[[Family], Family], words: str, hint: str, samples: Family

@@ -13,8 +13,6 @@ from underclock.records import Plan, Step
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import SampleFile, read_document
 
-pytestmark = pytest.mark.slow
-
 _AGAIN = ["tune", "--gpu", "sim:a100", "-o", "tuned"]
 _TUNE = [*_AGAIN, "--precision", "3%"]
 

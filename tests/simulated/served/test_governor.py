@@ -148,7 +148,6 @@ def _serving(plan: ServingPlan, folder: Path) -> Iterator["subprocess.Popen[byte
             server.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("who", ["server", "controller"])
 def test_who_is_killed_leaves_no_clocks(
     who: str,

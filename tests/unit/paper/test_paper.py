@@ -27,8 +27,6 @@ from underclock.records import (
 )
 from underclock.tracing.held import trace
 
-pytestmark = pytest.mark.slow
-
 _TABLE1_CSV = Path(__file__).parents[4] / "shared/data/spaan2026_table1_rtx3080ti.csv"
 # Ours may have no such kernel.
 _MAY_BE_MISSING = ("sacrificed GEMMs:", "memory-lowered GEMMs:", "core-lowered others:")
