@@ -6,7 +6,6 @@ import pytest
 from underclock.arrays import Floats, Ints
 from underclock.learning.learner import Learner, LearningStage, options
 from underclock.learning.response import Block, Response
-from underclock.learning.segments import merged_kinds
 
 LISTED = tuple(range(210, 2101, 15))
 _AUTO_MHZ, _AUTO_S, _AUTO_W = 1900.0, 0.1, 300.0
@@ -175,13 +174,3 @@ def test_a_block_moves_what_is_expected_and_its_error() -> None:
     assert after_s[0, 0] / auto.times_s[0] == pytest.approx(1.2, abs=0.01)
     assert after_s[0, 1] > 0.9 * before_s[0, 1]
     assert after_j[0, 0] == pytest.approx(auto.energy_j, rel=0.03)
-
-
-def test_short_kinds_join_what_follows_them() -> None:
-    kinds = ["norm", "attention", "norm", "mlp"] * 3 + ["optimizer"]
-    lasts_s = [0.001, 0.02, 0.001, 0.03] * 3 + [0.05]
-    labels = merged_kinds(kinds, lasts_s, least_s=0.01, most=20)
-    assert labels == (0, 0, 0, 1) * 3 + (2,) or len(set(labels)) == 3
-    assert labels[1] != labels[3] != labels[-1]
-    assert merged_kinds(kinds, lasts_s, least_s=1.0, most=20) == (0,) * 13
-    assert len(set(merged_kinds(range(50), [1.0] * 50, least_s=0.1, most=20))) == 20
