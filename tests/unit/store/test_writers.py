@@ -56,7 +56,6 @@ def test_of_two_that_begin_one_file_one_writes_and_the_other_is_told(tmp_path: P
         writer.communicate("end\n")
 
     assert sorted(words.split()[0] for words in said) == ["acknowledged", "refused:"]
-    assert any("another process is measuring" in w or "it exists" in w for w in said)
     winner = ("one", "two")[said.index("acknowledged\n")]
     assert [s.kernel for s in read_samples(path).samples] == [winner] * 200
     assert [p.name for p in tmp_path.iterdir()] == ["s.db"]
