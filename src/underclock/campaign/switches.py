@@ -13,7 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.statistics.change_point import find_change, moves
+from underclock.core.statistics.change_point import find_change, moves, robust_sigma
 from underclock.errors import NotAppliedError, NotSupportedError
 from underclock.hw.base import Clock, SmallKernels
 from underclock.hw.lease import ClockLeases
@@ -183,7 +183,7 @@ def _between(bench: Bench, domain: Domain, pair: Pair, repeats: int) -> Iterator
             delay_s=median_s,
             delay_p05_s=p05_s,
             delay_p95_s=p95_s,
-            jitter_s=1.4826 * float(np.median(np.abs(delay_s - median_s))),
+            jitter_s=robust_sigma(delay_s - median_s),
             stall_s=float(np.median(stall_s)),
             repeats=len(every),
             call=_quantiles(call_s),

@@ -9,11 +9,11 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Protocol
 
 import numpy as np
 
+from underclock.core.statistics.change_point import robust_sigma
 from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.response import Block
 from underclock.records import AUTO, Clocks
@@ -26,7 +26,7 @@ _WARMING_STEPS, _WARMING_S = 5, 3.0  # a job's first steps compile, and fill cac
 _BLOCK_S, _SETTLING_S = 1.5, 0.5  # the energy counter climbs ten times a second
 _INTERRUPTED = 2.0  # times what a step takes at auto
 _DEAR, _DEAR_S, _DEAR_STEPS = 3.0, 0.3, 2  # of the budget, and how long a block is seen before
-_DEAR_ERRORS, _NORMAL, _REMEMBERED = 4.0, 1.4826, 100  # standard errors; of steps at auto
+_DEAR_ERRORS, _REMEMBERED = 4.0, 100  # standard errors; of steps at auto
 _FOLLOWED, _UNFOLLOWED = 0.01, 3  # of a clock; blocks in a row that ran so much faster
 _NOTHING = "no clock saves energy within the budget of time: clocks are left to the driver"
 
@@ -121,8 +121,8 @@ class JobLearning:
         if brief.time_s < _DEAR_S or brief.steps < _DEAR_STEPS:
             return ""
         slower = brief.time_s / (brief.steps * auto_s) - 1.0
-        middle_s = median(self._autos_s)
-        scatter = _NORMAL * median(abs(each_s / middle_s - 1.0) for each_s in self._autos_s)
+        autos_s = np.array(self._autos_s)
+        scatter = robust_sigma(autos_s / np.median(autos_s) - 1.0)
         sure = _DEAR_ERRORS * scatter / math.sqrt(brief.steps)
         if slower <= _DEAR * self._learner.budget + sure:
             return ""

@@ -20,6 +20,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Effort, Problem, solve
+from underclock.core.statistics.change_point import robust_sigma
 from underclock.core.statistics.verdict import MeanChange, paired_change
 from underclock.learning.response import Block, Response
 from underclock.records import Status
@@ -159,7 +160,7 @@ class Learner:
         if len(values) < _NOISE_FROM:
             return _USUAL_NOISE
         steps = np.diff(np.log(np.array(values, dtype=np.float64)))
-        return float(1.4826 * np.median(np.abs(steps)) / math.sqrt(2.0))
+        return robust_sigma(steps) / math.sqrt(2.0)
 
     def _enter(self, stage: LearningStage) -> None:
         self.stage, self._in_stage = stage, 0

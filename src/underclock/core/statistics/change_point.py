@@ -33,7 +33,7 @@ def find_change(values: Floats, lead: int, tail: int) -> tuple[int, int] | None:
     """
     old, new = float(np.median(values[:lead])), float(np.median(values[-tail:]))
     gap = abs(new - old)
-    noise = max(_sigma(values[:lead] - old), _sigma(values[-tail:] - new))
+    noise = max(robust_sigma(values[:lead] - old), robust_sigma(values[-tail:] - new))
     if gap <= max(_APART * noise, _LEAST * old):
         return None
     near = max(_NEAR * gap, min(_NEAR_SIGMAS * noise, _NEARER * gap))
@@ -60,7 +60,7 @@ def moves(values: Floats, width: int) -> Iterator[tuple[int, int, bool]]:
         return
     level = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
     change = np.log(level[width:] / level[:-width])
-    noise = _sigma(np.diff(values)) / float(np.median(values))
+    noise = robust_sigma(np.diff(values)) / float(np.median(values))
     least = max(_LEAST, _SURE * noise / np.sqrt(width))
     signs = np.sign(change) * (np.abs(change) > least)
     edges = np.flatnonzero(np.diff(np.concatenate(([0.0], signs, [0.0]))))
@@ -70,5 +70,6 @@ def moves(values: Floats, width: int) -> Iterator[tuple[int, int, bool]]:
             yield int(begin) + found[0], int(begin) + found[1], bool(signs[begin] > 0)
 
 
-def _sigma(away: Floats) -> float:
+def robust_sigma(away: Floats) -> float:
+    """Return a standard deviation about 0 from the median distance; odd values hardly move it."""
     return _SIGMA_OF_MAD * float(np.median(np.abs(away)))
