@@ -111,10 +111,11 @@ class JobLearning:
                 self._warm_s = step.ended_s + _WARMING_S
             if self._warming <= 0:
                 self._from_s = max(self._warm_s, step.ended_s)
+        if not self._counts(step):
+            return ""
         auto_s, brief = self._learner.auto_s, self._brief
-        if self._held == AUTO and self._counts(step):
+        if self._held == AUTO or auto_s is None:
             self._autos_s.append(step.time_s)
-        if self._held == AUTO or auto_s is None or not self._counts(step):
             return ""
         brief.steps += step.steps
         brief.time_s += step.steps * step.time_s

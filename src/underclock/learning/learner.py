@@ -71,6 +71,7 @@ class Learner:
         core_mhz: Clocks to choose from, ascending; none before auto was measured.
         stage: What is being learned.
         choice: Clock of each segment in the next block, as an index; -1 for auto. Shape (S,).
+        auto_s: Time of a step at auto, lately; an odd block does not move it. ``None`` before any.
         best: The best known choice; ``None`` before one was found, and where a trial did not show
             that it saves.
         saving: What the trial found of energy and time, once it has.
@@ -93,6 +94,7 @@ class Learner:
         self.saving: tuple[MeanChange, MeanChange] | None = None
         self.blocks = self.trial_steps = 0
         self.budget = budget
+        self.auto_s: float | None = None
         self._held_s = 0.0
         self._random = np.random.default_rng(seed)
         self._least: Ints = np.zeros_like(self._auto)  # of choices, for some blocks
@@ -126,6 +128,7 @@ class Learner:
             self._least = np.zeros_like(self._auto)
         if block.at_auto:
             self._autos.append(block)
+            self.auto_s = float(np.median([b.time_s for b in list(self._autos)[-_LATELY:]]))
         else:
             self._lost += block.time_s / self._auto_s - 1.0 - self.budget
             self._lost = max(self._lost, -self.budget * _PAYS_BACK)
@@ -139,16 +142,10 @@ class Learner:
         getattr(self, f"_after_{self.stage.name.lower()}")(block)
 
     @property
-    def auto_s(self) -> float | None:
-        """Time of a step at auto, lately; an odd block does not move it. ``None`` before any."""
-        lately = [each.time_s for each in list(self._autos)[-_LATELY:]]
-        return float(np.median(lately)) if lately else None
-
-    @property
     def _auto_s(self) -> float:
-        if (auto_s := self.auto_s) is None:
+        if self.auto_s is None:
             raise AssertionError("auto was measured first")
-        return auto_s
+        return self.auto_s
 
     def _noise(self, quantity: int) -> float:
         """Return how far blocks at auto scatter in time (0) or energy (1), as a fraction."""
