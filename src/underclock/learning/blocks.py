@@ -17,11 +17,9 @@ from underclock.core.statistics.change_point import robust_sigma
 from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.response import Block
 from underclock.records import AUTO, Clocks
-from underclock.records.runs import LEARNED, ArmLine, StepLine
+from underclock.records.runs import LEARNED, TRIED, ArmLine, StepLine
 from underclock.units import format_duration, format_percent
 
-TRIED = "tried"
-"""What a run's log calls steps at clocks that were not learned yet."""
 _WARMING_STEPS, _WARMING_S = 5, 3.0  # a job's first steps compile, and fill caches
 _BLOCK_S, _SETTLING_S = 1.5, 0.5  # the energy counter climbs ten times a second
 _INTERRUPTED = 2.0  # times what a step takes at auto

@@ -2,8 +2,8 @@
 
 from underclock.records.common import Evidence, Record
 
-LEARNED = "learned"
-"""The arm of a run that learns its clocks: steps at those that it came to."""
+LEARNED, TRIED = "learned", "tried"
+"""Arms of a run that learns its clocks: steps at those that it came to, and at others before."""
 
 
 class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):

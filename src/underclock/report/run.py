@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from rich.table import Column, Table
 
 from underclock.errors import DataError
-from underclock.records.runs import LEARNED, EventLine, Line, RunLine, RunSummary, StepLine
+from underclock.records.runs import LEARNED, TRIED, EventLine, Line, RunLine, RunSummary, StepLine
 from underclock.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, SKY, Chart, Series, figure
 from underclock.report.page import rendered
 from underclock.report.step_data import Packer, TimelineBox
@@ -28,7 +28,7 @@ _COLOURS = {  # in the order in which they are shown: auto, then the plan, then 
     "fixed": ORANGE,
     "best-fixed": ORANGE,
     LEARNED: BLUE,
-    "tried": SKY,
+    TRIED: SKY,
     "off": PINK,
 }
 
