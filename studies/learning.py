@@ -23,7 +23,7 @@ from underclock.arrays import Floats, Ints
 from underclock.core.step.power_cap import LaunchCosts, PowerCap, settle
 from underclock.gpus.models import gpu_model
 from underclock.learning.learner import Learner, LearningStage
-from underclock.learning.response import Block
+from underclock.learning.response import BlockReading
 from underclock.physics.cap import SIMULATED
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
 from underclock.records import Clocks
@@ -114,7 +114,7 @@ def learned(gpu: str, model: str, budget: float, seed: int, *, same: bool = Fals
         blocks.append((now_s, board.change(at)[0], at))
         seen_j = board.energy_j[at] * (1.0 + drift) * math.exp(random.normal(0.0, 0.004)) * odd
         learner.ended(
-            Block(
+            BlockReading(
                 at_auto=bool(learner.choice[0] < 0),
                 core_mhz=np.array([board.core_mhz[at] + random.normal(0.0, 3.0)]),
                 times_s=board.time_s[at : at + 1] * math.exp(random.normal(0.0, 0.003)) * odd,

@@ -15,7 +15,7 @@ import numpy as np
 
 from underclock.core.statistics.change_point import robust_sigma
 from underclock.learning.learner import Learner, LearningStage
-from underclock.learning.response import Block
+from underclock.learning.response import BlockReading
 from underclock.records import AUTO, Clocks
 from underclock.records.runs import LEARNED, TRIED, ArmLine, StepLine
 from underclock.units import format_duration, format_percent
@@ -165,7 +165,7 @@ class JobLearning:
             )
         else:
             learner.ended(
-                Block(
+                BlockReading(
                     at_auto=asked_mhz is None,
                     core_mhz=np.array([float(asked_mhz or max(read_mhz))]),
                     times_s=np.array([max(each.time_s / each.steps for each in some)]),

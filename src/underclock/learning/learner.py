@@ -22,7 +22,7 @@ from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Effort, Problem, solve
 from underclock.core.statistics.change_point import robust_sigma
 from underclock.core.statistics.verdict import MeanChange, paired_change
-from underclock.learning.response import Block, Response
+from underclock.learning.response import BlockReading, Response
 from underclock.records import Status
 
 _AUTO_BLOCKS = 3  # before anything is tried
@@ -101,16 +101,16 @@ class Learner:
         self._left, self._barred_until = 0, 0
         self._response: Response | None = None
         self._one_segment = segments == 1
-        self._autos: deque[Block] = deque(maxlen=_REMEMBERED)
+        self._autos: deque[BlockReading] = deque(maxlen=_REMEMBERED)
         self._looks: list[int] = []
         self._in_stage = 0
         self._least_j, self._bettered = math.inf, 0  # of the best choice; the block that found it
         self._margin, self._corrections = 0.0, 0  # what trials found over the budget
         self._lost = 0.0  # blocks' worth of time over the budget
-        self._pairs: list[tuple[Block, Block]] = []
-        self._last: Block | None = None  # the first of a pair
+        self._pairs: list[tuple[BlockReading, BlockReading]] = []
+        self._last: BlockReading | None = None  # the first of a pair
 
-    def ended(self, block: Block, *, was_left: bool = False) -> None:
+    def ended(self, block: BlockReading, *, was_left: bool = False) -> None:
         """Take note of a block at `choice`, and choose the next.
 
         Args:
@@ -162,11 +162,11 @@ class Learner:
     def _enter(self, stage: LearningStage) -> None:
         self.stage, self._in_stage = stage, 0
 
-    def _after_auto(self, block: Block) -> None:
+    def _after_auto(self, block: BlockReading) -> None:
         if len(self._autos) < _AUTO_BLOCKS or block.energy_j is None:
             return
         autos = [each for each in self._autos if each.energy_j is not None]
-        middle = Block(
+        middle = BlockReading(
             at_auto=True,
             core_mhz=np.median([each.core_mhz for each in autos], axis=0),
             times_s=np.median([each.times_s for each in autos], axis=0),
@@ -179,7 +179,7 @@ class Learner:
         self._enter(LearningStage.ONE_CLOCK)
         self._look()
 
-    def _after_one_clock(self, block: Block) -> None:
+    def _after_one_clock(self, block: BlockReading) -> None:
         looks = self._looks
         near = [each for each in looks[-4:] if abs(each - looks[-1]) <= _NEAR_LOOKS]
         settled = len(looks) >= _LEAST_LOOKS and len(near) >= _SETTLED_LOOKS
@@ -209,7 +209,7 @@ class Learner:
         self._looks.append(at)
         self.choice = np.full(len(self._auto), at) if at >= 0 else self._auto
 
-    def _after_segments(self, block: Block) -> None:
+    def _after_segments(self, block: BlockReading) -> None:
         del block
         if self._in_stage % _AUTO_EVERY == 0:
             self.choice = self._auto
@@ -258,7 +258,7 @@ class Learner:
             gains.append(0.0 if better is None else 1.0 - _sum(energy_j, better) / now_j)
         return float(np.mean(gains))
 
-    def _after_trial(self, block: Block) -> None:
+    def _after_trial(self, block: BlockReading) -> None:
         if self.best is None:
             self._enter(LearningStage.HELD)
             self.choice = self._auto
@@ -310,7 +310,7 @@ class Learner:
         self._pairs.clear()
         return self.best is None
 
-    def _after_held(self, block: Block) -> None:
+    def _after_held(self, block: BlockReading) -> None:
         """Go on as it is, and begin a trial anew once an hour: boards age, and data change."""
         self._held_s += block.steps * block.time_s
         if self._held_s >= _AGAIN_S and self.best is not None:

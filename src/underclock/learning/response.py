@@ -38,7 +38,7 @@ _SMALLEST = 1e-3  # of a draw, so that no time or power is negative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class BlockReading:
     """Some steps in a row under one choice of clocks.
 
     Attributes:
@@ -69,7 +69,7 @@ class Response:
         auto: A block at auto.
     """
 
-    def __init__(self, core_mhz: Sequence[int], auto: Block) -> None:
+    def __init__(self, core_mhz: Sequence[int], auto: BlockReading) -> None:
         if auto.energy_j is None:
             raise ValueError("what a step draws at auto is not known")
         auto_mhz = float(auto.core_mhz @ auto.times_s) / auto.time_s
@@ -103,7 +103,7 @@ class Response:
         self._power = _Field(usual, covariance)
         self._at = np.arange(count) * len(ratio)
 
-    def learn(self, block: Block, time_noise: float, energy_noise: float) -> None:
+    def learn(self, block: BlockReading, time_noise: float, energy_noise: float) -> None:
         """Take in a block.
 
         Args:

@@ -5,7 +5,7 @@ import pytest
 
 from underclock.arrays import Floats, Ints
 from underclock.learning.learner import Learner, LearningStage, options
-from underclock.learning.response import Block, Response
+from underclock.learning.response import BlockReading, Response
 
 LISTED = tuple(range(210, 2101, 15))
 _AUTO_MHZ, _AUTO_S, _AUTO_W = 1900.0, 0.1, 300.0
@@ -30,14 +30,14 @@ class World:
         at_auto = self._costs(np.full(len(self.bound), _AUTO_MHZ))
         return times.sum() / at_auto[0].sum() - 1, energies.sum() / at_auto[1].sum() - 1
 
-    def block(self, core_mhz: Floats, *, at_auto: bool) -> Block:
+    def block(self, core_mhz: Floats, *, at_auto: bool) -> BlockReading:
         """Return a block at some clocks, as it would be seen."""
         times, energies = self._costs(core_mhz)
         random = self._random
         odd = 1.05 if random.random() < 0.01 else 1.0
         self._drift = 0.98 * self._drift + random.normal(0.0, 0.002)
         seen_j = energies.sum() * odd * (1.0 + self._drift + random.normal(0.0, 0.004))
-        return Block(
+        return BlockReading(
             at_auto=at_auto,
             core_mhz=core_mhz + random.normal(0.0, 3.0, len(core_mhz)),
             times_s=times * odd * (1.0 + random.normal(0.0, 0.003, len(times))),
@@ -136,7 +136,7 @@ def test_unknown_energies_end_in_no_claim() -> None:
     for number in range(700):
         mhz = _mhz(learner, learner.choice)
         block = world.block(mhz, at_auto=bool((learner.choice < 0).all()))
-        unknown = Block(
+        unknown = BlockReading(
             at_auto=block.at_auto,
             core_mhz=block.core_mhz,
             times_s=block.times_s,
@@ -162,7 +162,7 @@ def test_a_block_moves_what_is_expected_and_its_error() -> None:
     auto = World(0.5).block(np.array([_AUTO_MHZ]), at_auto=True)
     response = Response((1500, 1700, 1900), auto)
     before_s, _ = response.expected()
-    slow = Block(
+    slow = BlockReading(
         at_auto=False,
         core_mhz=np.array([1500.0]),
         times_s=auto.times_s * 1.2,
