@@ -64,7 +64,7 @@ def planned() -> tuple[Plan, RankPart]:
         latencies=LatencyTable.constant(DELAY_S, call_s=CALL_S),
         launch_s=(STEP_S / LAUNCHES,) * LAUNCHES,
     )
-    kernel = msgspec.structs.replace(made.runs[0], count=LAUNCHES)
+    kernel = msgspec.structs.replace(made.step.kernels[0], count=LAUNCHES)
     choice = msgspec.structs.replace(made.kernels[kernel.name], auto_time_s=STEP_S)
     sites = tuple(
         MarkSite(launch=at * LAUNCHES // MARKS, event="enter", path="", occurrence=at, total=MARKS)

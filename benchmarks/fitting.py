@@ -33,7 +33,7 @@ from underclock.core.model.parameters import (
     predicted_rows,
     unknown_gpu,
 )
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, SampleSet, Step, Window
 
 _PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "fitting.md"
 _MEMS = (405.0, 5001.0, 9251.0, 9501.0)
@@ -197,8 +197,9 @@ def of_runs(runs: int, seed: int) -> dict[str, float]:
     table = SampleSet(
         evidence=Evidence.REPLAYED,
         gpu=GpuInfo(name="Drawn GPU"),
-        workload="drawn",
-        kernels=tuple(Kernel(name=f"k{k}", count=1) for k in range(kernels)),
+        step=Step(
+            name="drawn", kernels=tuple(Kernel(name=f"k{k}", count=1) for k in range(kernels))
+        ),
         windows=tuple(windows),
     )
     taken = {}

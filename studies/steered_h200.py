@@ -39,7 +39,7 @@ from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_cap import coload_moves_clock
 from underclock.core.step.power_capped_step import settled_step
 from underclock.gpus.models import gpu_model
-from underclock.records import ALONE, Clocks, Pass, SampleSet, Window
+from underclock.records import ALONE, Clocks, Pass, SampleSet, Step, Window
 
 FILES = (
     *("layer-1", "layer-2", "layer-3", "xl-3", "small-3"),
@@ -215,12 +215,10 @@ def reached(sample_set: SampleSet) -> Reached:
     missing = share(np.mean(plain, axis=0))
     rest = msgspec.structs.replace(
         sample_set,
-        kernels=tuple(sample_set.kernels[k] for k in kept),
-        order=tuple(place[k] for k in sample_set.order if k in place),
-        modules=tuple(
-            module
-            for k, module in zip(sample_set.order, sample_set.modules, strict=False)
-            if k in place
+        step=Step(
+            name=sample_set.workload,
+            kernels=tuple(sample_set.kernels[k] for k in kept),
+            order=tuple(place[k] for k in sample_set.order if k in place),
         ),
         windows=tuple(without(window) for window in sample_set.windows),
     )

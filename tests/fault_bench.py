@@ -107,7 +107,7 @@ class Bench:
                 losses.append(loss)
                 if acting.done():
                     break
-                self._wait_for(len(losses) * len(made.order))
+                self._wait_for(len(losses) * len(made.step.order))
             acting.result()
         torch.manual_seed(0)
         return losses, list(training(Model(), len(losses)))

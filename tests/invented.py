@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import zlib
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from itertools import accumulate
 from typing import Any
@@ -23,6 +24,7 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Granularity,
+    Kernel,
     LatencyPoint,
     Objective,
     Pass,
@@ -30,6 +32,7 @@ from underclock.records import (
     Segment,
     Spread,
     Status,
+    Step,
     Strategy,
     Validation,
 )
@@ -75,11 +78,14 @@ def choices(count: int) -> dict[str, Choice]:
     }
 
 
+def step_of(names: Iterable[str]) -> Step:
+    return Step(name="gpt3-xl", kernels=tuple(Kernel(name=name) for name in names))
+
+
 PLAN = Plan(
     evidence=Evidence.SIMULATED,
     gpu=GPU,
-    workload="gpt3-xl",
-    fingerprint="0123456789abcdef",
+    step=step_of(choices(48)),
     objective=Objective.WASTE,
     max_slowdown=0.0,
     granularity=Granularity.KERNEL,
@@ -138,7 +144,9 @@ VALIDATION = Validation(
 )
 
 
-def with_plan(**changes: object) -> Plan:
+def with_plan(**changes: Any) -> Plan:
+    if "kernels" in changes:
+        changes.setdefault("step", step_of(changes["kernels"]))
     return msgspec.structs.replace(PLAN, **changes)
 
 

@@ -18,7 +18,7 @@ def judged(
         rows.setdefault((window.kernel, window.asked), []).append((window.time_s, window.energy_j))
 
     def runs(clocks: dict[str, Clocks]) -> np.ndarray:
-        counts = {kernel.name: kernel.count for kernel in plan.runs}
+        counts = {kernel.name: kernel.count for kernel in plan.step.kernels}
         return np.array(
             [
                 np.sum(

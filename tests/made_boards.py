@@ -16,6 +16,7 @@ from underclock.records import (
     Kernel,
     Kind,
     SampleSet,
+    Step,
     ThrottleReason,
     Window,
 )
@@ -92,9 +93,11 @@ def made_board(
     return SampleSet(
         evidence=Evidence.SIMULATED,
         gpu=GpuInfo(name="G", uuid=f"GPU-{number}", power_limit_w=LIMIT_W),
-        workload="w",
-        kernels=tuple(Kernel(name=name, count=2, kind=Kind.GEMM) for name in KERNELS),
-        order=ORDER,
+        step=Step(
+            name="w",
+            kernels=tuple(Kernel(name=name, count=2, kind=Kind.GEMM) for name in KERNELS),
+            order=ORDER,
+        ),
         settings=(AUTO, *settings),
         windows=(*samples, *whole),
     )

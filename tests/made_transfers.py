@@ -89,10 +89,7 @@ def made_samples(step: Step, *, whole: bool = True, held_mhz: int = BOOST_MHZ) -
     return SampleSet(
         evidence=Evidence.SIMULATED,
         gpu=GpuInfo(name="G", power_limit_w=limit_w),
-        workload=step.name,
-        kernels=step.kernels,
-        fingerprint=step.fingerprint,
-        order=step.order,
+        step=Step(name=step.name, kernels=step.kernels, order=step.order),
         settings=settings,
         windows=(*windows, *(in_situ if whole else ())),
     )

@@ -1,8 +1,9 @@
 """Samples of kernels that all cost the same, made up by hand."""
 
 from collections.abc import Iterable
+from typing import Any
 
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Kind, SampleSet, Window
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Kind, SampleSet, Step, Window
 from windows import gathered
 
 CORES = (600, 900, 1200, 1500, 1800)
@@ -18,19 +19,21 @@ def made_set(
     samples: list[Window],
     in_situ: Iterable[Window] = (),
     mixed: Iterable[Window] = (),
-    **more: object,
+    **more: Any,
 ) -> SampleSet:
     names = dict.fromkeys(sample.kernel for sample in samples)
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "gpu": GpuInfo(name="G", power_limit_w=200.0),
-        "kernels": tuple(Kernel(name=name, kind=Kind.GEMM) for name in names),
         **more,
     }
+    kernels = fields.pop("kernels", None) or tuple(
+        Kernel(name=name, kind=Kind.GEMM) for name in names
+    )
     return SampleSet(
         evidence=Evidence.MEASURED,
-        workload="w",
+        step=Step(name="w", kernels=kernels),
         windows=gathered(samples, in_situ=in_situ, mixed=mixed),
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, SampleSet, Step, Window
 
 CORES = tuple(range(600, 2000, 100))
 
@@ -36,8 +36,7 @@ def run_table(samples: list[Window], **more: object) -> SampleSet:
     return SampleSet(
         evidence=Evidence.REPLAYED,
         gpu=GpuInfo(name="G"),
-        workload="t",
-        kernels=tuple(Kernel(name=name, count=2) for name in names),
+        step=Step(name="t", kernels=tuple(Kernel(name=name, count=2) for name in names)),
         windows=tuple(samples),
         **more,  # type: ignore[arg-type]
     )

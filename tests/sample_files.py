@@ -14,6 +14,7 @@ from underclock.records import (
     Kernel,
     Mix,
     SampleSet,
+    Step,
     ThrottleReason,
     Window,
 )
@@ -22,11 +23,12 @@ from underclock.store import SampleFile, read_samples
 HEADER = SampleSet(
     evidence=Evidence.SIMULATED,
     gpu=GpuInfo(name="a GPU", driver="1.2", power_limit_w=350.0),
-    workload="a step",
-    kernels=(Kernel(name="gemm", count=24), Kernel(name="copy", count=24)),
-    fingerprint="0123456789abcdef",
+    step=Step(
+        name="a step",
+        kernels=(Kernel(name="gemm", count=24), Kernel(name="copy", count=24)),
+        order=(0, 1) * 24,
+    ),
     expected_samples=10,
-    order=(0, 1) * 24,
     warnings=("take care",),
 )
 

@@ -24,6 +24,7 @@ from underclock.records import (
     Plan,
     Segment,
     Status,
+    Step,
     Strategy,
 )
 from underclock.records.latencies import LatencyTable
@@ -186,7 +187,7 @@ def plan(
     return Plan(
         evidence=Evidence.SIMULATED,
         gpu=gpu or GpuInfo(name="RTX 3080 Ti", power_limit_w=350.0),
-        workload="small",
+        step=Step(name="small", kernels=kernels, order=order, modules=modules),
         objective=Objective.WASTE,
         max_slowdown=0.05,
         granularity=Granularity.KERNEL,
@@ -209,9 +210,6 @@ def plan(
             for each in kernels
         },
         fixed=None,
-        runs=kernels,
-        order=order,
-        modules=modules,
         schedule=ClockSchedule(
             segments=segments,
             switches=sum(

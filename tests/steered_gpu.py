@@ -23,6 +23,7 @@ from underclock.records import (
     Kernel,
     Mix,
     SampleSet,
+    Step,
     ThrottleReason,
     Window,
 )
@@ -159,12 +160,15 @@ class Synthetic:
         samples = SampleSet(
             evidence=Evidence.SIMULATED,
             gpu=GpuInfo(name="S", power_limit_w=self.limit_w),
-            workload="w",
-            kernels=tuple(
-                Kernel(name=name, count=count) for name, count in zip(KERNELS, COUNTS, strict=True)
+            step=Step(
+                name="w",
+                kernels=tuple(
+                    Kernel(name=name, count=count)
+                    for name, count in zip(KERNELS, COUNTS, strict=True)
+                ),
+                order=order,
             ),
             settings=(AUTO, *(Clocks(core_mhz=mhz) for mhz in range(1980, 300, -15))),
-            order=order,
         )
         for one in wanted:
             samples = self.with_one(samples, one)

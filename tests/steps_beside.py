@@ -17,6 +17,7 @@ from underclock.records import (
     Kernel,
     Pass,
     SampleSet,
+    Step,
     ThrottleReason,
     Window,
 )
@@ -87,9 +88,7 @@ def campaign_beside(true: float, told: float) -> SampleSet:
     return SampleSet(
         evidence=Evidence.SIMULATED,
         gpu=GpuInfo(name="G", power_limit_w=limit_w),
-        workload="w",
-        kernels=tuple(kernels),
-        order=ORDER,
+        step=Step(name="w", kernels=tuple(kernels), order=ORDER),
         settings=tuple(settings),
         windows=gathered(
             tuple(

@@ -1,10 +1,11 @@
 """Sample sets made of parts: windows of kernels alone, of the step alone, and what tells more."""
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
 
-from underclock.records import ALONE, SampleSet, Window
+from underclock.records import ALONE, Plan, SampleSet, Window
 
 
 def gathered(
@@ -30,6 +31,14 @@ def gathered(
         else:
             rest.append(window)
     return (*windows, *rest)
+
+
+_R = TypeVar("_R", bound=SampleSet | Plan)
+
+
+def with_step(record: _R, **changes: object) -> _R:
+    """Return a record of another step."""
+    return msgspec.structs.replace(record, step=msgspec.structs.replace(record.step, **changes))
 
 
 def having(

@@ -352,7 +352,11 @@ def test_every_command_helps_with_an_example(name: str, capsys: pytest.CaptureFi
 def test_a_slip_is_told_what_was_probably_meant(
     arguments: str, sentence: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    header = SampleSet(evidence=Evidence.MEASURED, gpu=GpuInfo(name="G"), workload="w", kernels=())
+    header = SampleSet(
+        evidence=Evidence.MEASURED,
+        gpu=GpuInfo(name="G"),
+        step=Step(name="w", kernels=(Kernel(name="a"),)),
+    )
     SampleFile.create(Path("s.db"), header).__exit__(None, None, None)
     with pytest.raises(SystemExit) as ended:
         main(arguments.split())

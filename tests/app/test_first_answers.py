@@ -11,7 +11,7 @@ from underclock.app.tuning import Answers, keep_running
 from underclock.core.planning.best_choice import Goal
 from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.simulated.rig import simulated_driver
-from underclock.records import ALONE, Step
+from underclock.records import ALONE
 from underclock.store import SampleFile, read_samples
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
@@ -56,13 +56,7 @@ def test_a_step_that_cannot_be_captured_is_planned_as_it_ran(
     steered: SampleSet, tmp_path: Path
 ) -> None:
     whole = steered.in_situ[0]
-    step = Step(
-        name="ranks",
-        kernels=steered.kernels,
-        order=steered.order,
-        modules=steered.modules,
-        obstacle="2 ranks train together",
-    )
+    step = msgspec.structs.replace(steered.step, name="ranks", obstacle="2 ranks train together")
     with simulated_driver("h200"):
         keep_running(step, whole, parse_gpu("nvml:0"), tmp_path / "samples.db")
 

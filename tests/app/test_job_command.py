@@ -10,7 +10,17 @@ import pytest
 from underclock.app import main
 from underclock.app.stages import stage_costs
 from underclock.errors import DataError
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Pass, SampleSet, Window
+from underclock.records import (
+    AUTO,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Pass,
+    SampleSet,
+    Step,
+    Window,
+)
 from underclock.records.job import Job
 from underclock.records.latencies import LatencyTable
 from underclock.store import SampleFile, read_document, write_document
@@ -137,9 +147,9 @@ def stage(
     return SampleSet(
         evidence=evidence,
         gpu=GpuInfo(name=gpu),
-        workload="w",
-        kernels=kernels,
-        order=(*(0, 0, 0, 0, 1, 1, 1, 1), *(2, 2, 2, 2, 3, 3, 3, 3)),
+        step=Step(
+            name="w", kernels=kernels, order=(*(0, 0, 0, 0, 1, 1, 1, 1), *(2, 2, 2, 2, 3, 3, 3, 3))
+        ),
         windows=tuple(windows),
     )
 

@@ -24,6 +24,7 @@ from underclock.records import (
     Pass,
     Plan,
     Segment,
+    Step,
 )
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import ArmLine, EndLine, EventLine, Line, RunLine, StepLine
@@ -103,9 +104,9 @@ def wide_plan(kernels: int, *, layers: int = 24, seed: int = 0) -> Plan:
     return msgspec.structs.replace(
         LATENCY_PLAN,
         kernels=choices,
-        runs=runs,
-        order=tuple(range(kernels)),
-        modules=tuple(modules),
+        step=Step(
+            name="gpt3-xl", kernels=runs, order=tuple(range(kernels)), modules=tuple(modules)
+        ),
         schedule=schedule,
         achievable_frontier=own,
         latency_curve=(point, LATENCY_PLAN.latency_curve[1]),

@@ -59,10 +59,8 @@ def sample_sets(draw: st.DrawFn) -> SampleSet:
     return SampleSet(
         evidence=draw(st.sampled_from((Evidence.SIMULATED, Evidence.REPLAYED))),
         gpu=GpuInfo(name=draw(st.sampled_from(("RTX 3080 Ti", "H200", "a GPU of tomorrow")))),
-        workload="drawn",
-        kernels=kernels,
+        step=Step(name="drawn", kernels=kernels, order=draw(st.sampled_from(((), tuple(order))))),
         windows=tuple(windows),
-        order=draw(st.sampled_from(((), tuple(order)))),
     )
 
 
@@ -130,7 +128,7 @@ def check_outlets(made: Plan) -> None:
         assert by_name[name]["saved_j"] == pytest.approx(choice.saved_j, rel=5e-4, abs=1e-9)
         assert by_name[name]["energy_change"] == round(1e4 * choice.energy_change)
         assert by_name[name]["time_change"] == round(1e4 * choice.time_change)
-    if made.order:
+    if made.step.order:
         title = page_data(html)["bands"][0]["title"]
         assert ("a bound" in title) == is_bound
 
@@ -152,8 +150,8 @@ def check_execution(made: Plan) -> None:
     course = course_of(made)
     assert course is not None
     asked = Counter(
-        (made.runs[at].name, pair.core_mhz, pair.mem_mhz)
-        for at, pair in zip(made.order, course.clocks, strict=True)
+        (made.step.kernels[at].name, pair.core_mhz, pair.mem_mhz)
+        for at, pair in zip(made.step.order, course.clocks, strict=True)
     )
     rows = made.to_pandas().rows
     assert asked == {(row["kernel"], row["core_mhz"], row["mem_mhz"]): row["count"] for row in rows}
@@ -177,7 +175,7 @@ def test_every_outlet_of_a_plan_says_what_it_holds(
     made = plan(sample_set, goal, latency=latency, raw=True)
 
     check_outlets(made)
-    if made.order:
+    if made.step.order:
         check_execution(made)
 
 

@@ -19,6 +19,7 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     SampleSet,
+    Step,
     Window,
 )
 from underclock.store import SampleFile, read_samples, write_document
@@ -169,9 +170,7 @@ def test_a_budget_that_no_schedule_meets_is_refused_with_the_bound_and_the_faste
     header = SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="G"),
-        workload="w",
-        kernels=(Kernel(name="slow"), Kernel(name="fast")),
-        order=(0, 1),
+        step=Step(name="w", kernels=(Kernel(name="slow"), Kernel(name="fast")), order=(0, 1)),
     )
     with SampleFile.create(table, header) as file:
         for kernel, core_mhz, time_s in (

@@ -15,6 +15,7 @@ from underclock.records import ALONE, Pass, SampleSet
 from underclock.records.serving import Basis
 from underclock.runtime.policy.governor import Governor, Note
 from underclock.runtime.trainer.notes import BEGIN
+from windows import with_step
 
 STEPS = ("decode-b1-c1024", "decode-b8-c1024", "prefill-b1-c512")
 CORES = (1500, 1800, None)
@@ -98,19 +99,19 @@ def _of_pass(samples: SampleSet, first: Pass, *rest: Pass) -> SampleSet:
         msgspec.structs.replace(kernel, pass_=(rest or (kernel.pass_,))[0] if k else first)
         for k, kernel in enumerate(samples.kernels)
     )
-    return renamed(samples, kernels=kernels)
+    return with_step(samples, kernels=kernels)
 
 
 Family = list[SampleSet]
 _REFUSED: list[tuple[Callable[[Family], Family], str, str]] = [
     (lambda f: [*f, f[0]], "both of decode at batch 1, context 1024", "leave one"),
     (
-        lambda f: [*f, renamed(f[0], fingerprint="0" * 16)],
+        lambda f: [*f, _of_pass(f[0], Pass.DECODE)],
         "both of decode",
         "shapes change within its batch",
     ),
     (
-        lambda f: [f[0], renamed(f[1], workload="llama3-70b-decode-b8-c1024")],
+        lambda f: [f[0], with_step(f[1], name="llama3-70b-decode-b8-c1024")],
         "unlike models: llama3-8b and llama3-70b",
         "",
     ),
@@ -120,7 +121,7 @@ _REFUSED: list[tuple[Callable[[Family], Family], str, str]] = [
         "",
     ),
     (
-        lambda f: [renamed(f[0], workload="llama-decode")],
+        lambda f: [with_step(f[0], name="llama-decode")],
         "does not say its batch and context",
         "serve-decode-b8-c1024",
     ),

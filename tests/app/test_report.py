@@ -104,8 +104,11 @@ assert SCHEDULE is not None
 HELD: Plan = replace(
     LATENCY_PLAN,
     kernels=KERNELS,
-    runs=(Kernel(name="a", count=6), Kernel(name="b", count=4)),
-    order=(0, 1, 0, 1, 0, 1, 0, 1, 0, 0),
+    step=Step(
+        name="gpt3-xl",
+        kernels=(Kernel(name="a", count=6), Kernel(name="b", count=4)),
+        order=(0, 1, 0, 1, 0, 1, 0, 1, 0, 0),
+    ),
     schedule=replace(SCHEDULE, launch_j=(2.0,) * 10),
 )
 
@@ -139,7 +142,7 @@ def test_a_planned_step_is_a_timeline_with_clocks_power_and_joules() -> None:
     names = {each["pid"]: each["args"]["name"] for each in events if each["ph"] == "M"}
     assert names == {0: "auto (simulated)", 1: "plan: achievable (simulated)"}
     runs = [each for each in events if each["ph"] == "X" and each["pid"] == 1]
-    assert [each["name"] for each in runs] == [HELD.runs[at].name for at in HELD.order]
+    assert [each["name"] for each in runs] == [HELD.step.kernels[at].name for at in HELD.step.order]
     planned = counters(events, 1)
     # Auto of the last three launches is told by what it comes to; memory is auto, and not known.
     assert planned["core clock (MHz)"] == [(0, 1680), (70e3, 1700), (80e3, 1800)]

@@ -62,7 +62,7 @@ def test_a_plan_is_carried_over_and_says_how(
     assert made.headline.energy_interval is not None
     assert made.max_slowdown == 0.01
     assert made.carried.regret_energy == pytest.approx(0.0, abs=0.01)
-    assert made.fingerprint == gpt(batch=8).fingerprint
+    assert made.step.fingerprint == gpt(batch=8).fingerprint
     assert run("plan.json", "step.json", "--from", "known.db", "--json") == 0
     write_report(made, to=files / "carried.html")
     assert "Carried over from samples" in (files / "carried.html").read_text()

@@ -22,6 +22,7 @@ from underclock.records import (
     Kernel,
     MeasurementSettings,
     SampleSet,
+    Step,
     Window,
 )
 from underclock.testing import simulated_driver
@@ -113,8 +114,7 @@ class TestReplayMeasurer(MeasurerContract):
             SampleSet(
                 evidence=Evidence.REPLAYED,
                 gpu=GpuInfo(name="some GPU"),
-                workload="table",
-                kernels=(kernel,),
+                step=Step(name="table", kernels=(kernel,)),
                 windows=rows,
             )
         )

@@ -53,6 +53,7 @@ from underclock.report import validation_table
 from underclock.runtime.simulated import Scheduled, StepLengths
 from underclock.store import read_document, write_document
 from underclock.workloads import workload
+from windows import with_step
 
 _BRIEF = MeasurementSettings(
     warm_s=1.0,
@@ -112,7 +113,7 @@ def _plan(step: Step, info: GpuInfo, clocks: Sequence[Clocks], **fields: object)
     body: dict[str, object] = {
         "evidence": Evidence.SIMULATED,
         "gpu": info,
-        "workload": step.name,
+        "step": step,
         "objective": Objective.WASTE,
         "max_slowdown": 0.5,
         "granularity": Granularity.KERNEL,
@@ -123,8 +124,6 @@ def _plan(step: Step, info: GpuInfo, clocks: Sequence[Clocks], **fields: object)
         "arms": (_arm(Strategy.AUTO), _arm(Strategy.KERNEL_GLOBAL, 0.4, -0.1)),
         "kernels": kernels,
         "fixed": None,
-        "runs": step.kernels,
-        "order": step.order,
     }
     return Plan(**body | fields)  # type: ignore[arg-type]
 
@@ -253,7 +252,7 @@ def test_what_cannot_run_a_step_under_the_plan_is_refused(tiny: Step, info: GpuI
     with pytest.raises(UsageError, match="cannot run kernels"):
         _validated(plan, gpu="replay:t.csv")
     with pytest.raises(UsageError, match="has no order of launches"):
-        _validated(_plan(tiny, info, [_SLOW, _FAST], order=()))
+        _validated(with_step(plan, order=()))
 
 
 def test_every_repeat_begins_with_another_arm(tiny: Step) -> None:

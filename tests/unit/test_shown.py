@@ -16,18 +16,19 @@ from underclock.records import (
     Kernel,
     Plan,
     SampleSet,
+    Step,
     Validation,
     Verdict,
     Window,
 )
 from underclock.store import read_samples
+from windows import with_step
 
 NASTY = "<script>alert('x')</script>\x1b[2J"
 SAMPLES = SampleSet(
     evidence=Evidence.MEASURED,
     gpu=GPU,
-    workload="gpt3-xl",
-    kernels=tuple(Kernel(name=f"k{n}") for n in range(500)),
+    step=Step(name="gpt3-xl", kernels=tuple(Kernel(name=f"k{n}") for n in range(500))),
     windows=tuple(
         Window(kernel=f"k{n}", asked=clocks, time_s=1.0, energy_j=1.0)
         for n in range(500)
@@ -75,7 +76,10 @@ class _Seen(HTMLParser):
 def test_a_notebook_shows_a_small_table_and_reads_no_name_as_markup(
     record: Plan | SampleSet | Validation,
 ) -> None:
-    named = msgspec.structs.replace(record, workload=NASTY, gpu=GpuInfo(name=NASTY))
+    of = {"workload": NASTY} if isinstance(record, Validation) else {}
+    named = msgspec.structs.replace(record, **of, gpu=GpuInfo(name=NASTY))
+    if not isinstance(named, Validation):
+        named = with_step(named, name=NASTY)
 
     seen = _Seen(named._repr_html_())
 

@@ -21,7 +21,7 @@ from underclock.campaign.grid import (
 )
 from underclock.campaign.loop import CampaignRun, Listed, Steering, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
-from underclock.campaign.recording import Recorder, WindowPolicy, of_step, record
+from underclock.campaign.recording import Recorder, WindowPolicy, record
 from underclock.core.step.whole_step import WHOLE
 from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.hw.base import Capability, Measurer
@@ -81,7 +81,7 @@ def measure(
         step = measurer.step or step
         if (near := campaign.near) is not None:
             near.check_gpu(measurer.info())
-            if step is None or step.fingerprint != near.fingerprint:
+            if step is None or step.fingerprint != near.step.fingerprint:
                 raise DataError(
                     f"the plan is of {near.workload}, and this is another step",
                     hint="leave STEP away: the plan has its own",
@@ -107,7 +107,7 @@ def measure(
                 steers=campaign.steers(measurer),
             )
         if one is not None and step is not None:
-            header = of_step(header, step)
+            header = msgspec.structs.replace(header, step=step)
 
         def take(recorder: Recorder) -> None:
             spent_s = recorder.file.gpu_s
@@ -184,7 +184,7 @@ def file_of(path: Path, gpu: str) -> Path:
 def _step_near(plan: Plan | None) -> Step | None:
     if plan is None:
         return None
-    step = plan.step()
+    step = plan.step
     if step is None or all(arm.name is not Strategy.KERNEL_GLOBAL for arm in plan.arms):
         raise DataError(
             f"the plan of {plan.workload} has no clocks of kernels that can be measured alone",

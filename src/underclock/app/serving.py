@@ -152,7 +152,7 @@ def _check_alike(members: Sequence[_Member]) -> None:
                 f"{twin.file} and {member.file} are both of {step.phase} at batch {step.batch}, "
                 f"context {step.context}",
                 hint="leave one of them away"
-                if its.fingerprint == twin.samples.fingerprint
+                if its.step.fingerprint == twin.samples.step.fingerprint
                 else "they differ in kernels: a step whose shapes change within its batch and "
                 "context has no one cost; trace it at the greatest, padded",
             )

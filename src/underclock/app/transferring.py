@@ -199,7 +199,7 @@ def _given(
         raise DataError(f"the samples of the plan are gone: no file {samples}", hint=_GONE)
     sample_set = read_samples(samples)
     record.check_gpu(sample_set.gpu)
-    if record.fingerprint != sample_set.fingerprint:
+    if record.step.fingerprint != sample_set.step.fingerprint:
         raise DataError(
             f"the plan is of another step than the samples: {record.workload} and "
             f"{sample_set.workload}, whose kernels differ",

@@ -126,8 +126,8 @@ def validate(
             )
         held = [(kernel, pair) for kernel, pairs in plan.held.items() for pair in pairs]
         check_clocks([("the baseline", plan.baseline), *held], steps.measurer.settings())
-        arms = {"auto": [plan.baseline] * len(plan.order), "plan": list(course.clocks)}
-        fixed = [plan.fixed or plan.baseline] * len(plan.order)
+        arms = {"auto": [plan.baseline] * len(plan.step.order), "plan": list(course.clocks)}
+        fixed = [plan.fixed or plan.baseline] * len(plan.step.order)
         if fixed not in arms.values() and not only_plan:
             arms[Strategy.BEST_FIXED] = fixed
         totals = run_in_turns(steps, arms, repeats, progress or (lambda _tally: None))
@@ -155,10 +155,10 @@ def _opened(
 ) -> Iterator[WholeSteps]:
     """Open a GPU that runs the arms: at clocks that are held, and under the plan's schedule."""
     measuring = measuring or (OWN_HEAT if name.is_simulated else QUICK)
-    kernels = [plan.runs[index] for index in plan.order]
+    kernels = [plan.step.kernels[index] for index in plan.step.order]
     if not course.changes:
         with open_measurer(
-            name.text, measuring=measuring, seed=seed, step=plan.step(), run=run
+            name.text, measuring=measuring, seed=seed, step=plan.step, run=run
         ) as measurer:
             yield WholeSteps(measurer=measurer, led=None, kernels=kernels)
         return

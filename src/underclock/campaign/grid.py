@@ -296,9 +296,7 @@ def survey(
     header = SampleSet(
         evidence=measurer.evidence,
         gpu=measurer.info(),
-        workload=name,
-        kernels=kernels,
-        fingerprint=step.fingerprint if step is not None else None,
+        step=step or Step(name=name, kernels=kernels),
         settings=settings,
         repeats=campaign.repeats,
         expected_samples=None
@@ -306,9 +304,6 @@ def survey(
         else campaign.repeats * sum(len(some) for _, some in points),
         sampled=any((measurer.repeats(k, c) or 0) > 1 for c, some in points for k in some),
         lacking=_lacking(kernels, points) if adaptive else {},
-        order=step.order if step is not None else (),
-        modules=step.modules if step is not None else (),
-        source=step.source if step is not None else None,
         provenance=provenance,
         warnings=(*(step.warnings if step else ()), *measurer.notes(), *unlockable),
     )
@@ -350,9 +345,7 @@ def share_of(samples: SampleSet, campaign: Campaign) -> SampleSet:
     names = {kernel.name for kernel in kernels}
     return msgspec.structs.replace(
         samples,
-        kernels=kernels,
-        order=(),
-        modules=(),
+        step=Step(name=samples.workload, kernels=kernels),
         lacking={name: each for name, each in samples.lacking.items() if name in names},
         windows=tuple(
             window

@@ -88,7 +88,7 @@ class Course:
 
 def course_of(plan: Plan) -> Course | None:
     """Return how the step runs under a plan; ``None`` where its order of launches is unknown."""
-    if not plan.order:
+    if not plan.step.order:
         return None
     clocks, schedule = plan.launch_clocks, plan.schedule
     if schedule is None:
@@ -265,7 +265,8 @@ class Steering(WindowPolicy):
         del spent_s
         samples = self._recorder.samples
         if not self._whole:
-            samples = msgspec.structs.replace(samples, order=())
+            alone = msgspec.structs.replace(samples.step, order=(), modules=())
+            samples = msgspec.structs.replace(samples, step=alone)
         agenda = SteeringAgenda.of(samples, self._shape, heater=self._heater)
         look = agenda.next(partial(self._recorder.measurer.takes_s, timed=True), self._precision)
         return [] if look is None else [Wanted(*look)]

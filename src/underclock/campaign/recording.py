@@ -23,7 +23,6 @@ from underclock.records import (
     MeasurementSettings,
     Provenance,
     SampleSet,
-    Step,
     Window,
 )
 from underclock.store import SampleFile
@@ -66,10 +65,17 @@ def set_apart(file: SampleFile, wanted: SampleSet) -> tuple[str, ...]:
         UsageError: Something else differs too.
     """
     begun = file.header
-    if begun.fingerprint == wanted.fingerprint or not _is_recaptured(begun, wanted):
+    kernels = (*begun.kernels, *wanted.kernels)
+    if (
+        begun.step.fingerprint == wanted.step.fingerprint
+        or not (begun.order and wanted.order)
+        or any(kernel.launch is None for kernel in kernels)
+        or difference(begun.step, wanted.step) is not None
+    ):
         return ()
     header = msgspec.structs.replace(
-        of_step(begun, wanted),
+        begun,
+        step=wanted.step,
         expected_samples=wanted.expected_samples,
         lacking=wanted.lacking,
     )
@@ -84,29 +90,6 @@ def set_apart(file: SampleFile, wanted: SampleSet) -> tuple[str, ...]:
     return (words,)
 
 
-def of_step(header: SampleSet, step: Step | SampleSet) -> SampleSet:
-    """Return what a file says before its samples, of another step."""
-    return msgspec.structs.replace(
-        header,
-        kernels=step.kernels,
-        order=step.order,
-        modules=step.modules,
-        fingerprint=step.fingerprint,
-    )
-
-
-def _is_recaptured(begun: SampleSet, wanted: SampleSet) -> bool:
-    """Whether two runs are of one step but for its algorithms."""
-    if not (begun.order and wanted.order):
-        return False
-    if any(kernel.launch is None for kernel in (*begun.kernels, *wanted.kernels)):
-        return False
-    one, other = (
-        Step(name=each.workload, kernels=each.kernels, order=each.order) for each in (begun, wanted)
-    )
-    return difference(one, other) is None
-
-
 def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, str, str]]:
     old, new = begun.gpu, wanted.gpu
     yield "kind of evidence", begun.evidence, wanted.evidence, _REPEAT
@@ -116,7 +99,7 @@ def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, s
     yield "driver", str(old.driver), str(new.driver), _REPEAT
     yield "power limit", f"{old.power_limit_w} W", f"{new.power_limit_w} W", _REPEAT
     yield "workload", repr(begun.workload), repr(wanted.workload), _REPEAT
-    yield "step", f"step {begun.fingerprint}", f"step {wanted.fingerprint}", _REPEAT
+    yield "step", f"step {begun.step.fingerprint}", f"step {wanted.step.fingerprint}", _REPEAT
     if begun.provenance and wanted.provenance:
         yield from _provenances(begun.provenance, wanted.provenance)
     before, now = _without_noise(begun.kernels), _without_noise(wanted.kernels)

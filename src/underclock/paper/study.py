@@ -338,7 +338,7 @@ def _alone(
 
 def _validation(discovered: Plan, conditions: Conditions) -> _Ours:
     """Measure auto and the discovered clocks again in turns, and compare all pairs of runs."""
-    kernels, counts = discovered.runs, waited_counts(discovered.runs)
+    kernels, counts = discovered.step.kernels, waited_counts(discovered.step.kernels)
     arms = {
         "auto": [discovered.baseline] * len(kernels),
         "plan": [discovered.kernels[kernel.name].clocks for kernel in kernels],
@@ -348,10 +348,10 @@ def _validation(discovered: Plan, conditions: Conditions) -> _Ours:
         conditions.gpu,
         measuring=conditions.measuring,
         seed=conditions.seed + 1,  # another noise than that of the search
-        step=discovered.step(),
+        step=discovered.step,
     ) as measurer:
         conditions.note("warming the GPU to a steady temperature")
-        measurer.warm([discovered.runs[index] for index in discovered.order])
+        measurer.warm([discovered.step.kernels[index] for index in discovered.step.order])
         for repeat in range(REPEATS):
             conditions.note(f"run {repeat + 1} of auto and the plan")
             for name in list(arms)[:: -1 if repeat % 2 else 1]:
@@ -381,7 +381,7 @@ def _transfers(discovered: Plan, conditions: Conditions) -> _Ours:
         seed=conditions.seed + 2,  # neither the noise of the search nor that of the validation
     ) as measurer:
         conditions.note("warming the GPU to a steady temperature")
-        measurer.warm([discovered.runs[index] for index in discovered.order])
+        measurer.warm([discovered.step.kernels[index] for index in discovered.step.order])
         for batch, degree in sizes:
             conditions.note(f"the discovered clocks at batch {batch}, {degree} GPUs")
             step = trace(WORKLOAD, batch=batch, tp=degree, collectives=0)
@@ -436,7 +436,7 @@ def table1_rows(discovered: Plan, auto: Mapping[str, Clocks]) -> tuple[Table1Row
     Raises:
         ValueError: The plan is of other kernels than Table 1.
     """
-    kernels = discovered.runs
+    kernels = discovered.step.kernels
     if len(kernels) != len(TABLE1):
         raise ValueError(f"Table 1 has {len(TABLE1)} kernels, the step has {len(kernels)}")
     rows = []

@@ -13,9 +13,9 @@ from underclock.errors import DataError, NotSupportedError
 
 SCHEMAS: Final = {
     "step": 6,
-    "samples": 8,
-    "merged samples": 1,
-    "plan": 12,
+    "samples": 9,
+    "merged samples": 2,
+    "plan": 13,
     "validation": 5,
     "latencies": 4,
     "driver moves": 1,

@@ -23,7 +23,7 @@ from underclock.records.common import (
     check_not_negative,
     check_positive,
 )
-from underclock.records.work import Kernel, StepSource, check_modules, check_order
+from underclock.records.work import Kernel, Step
 
 
 def gpu_name(driver_says: str) -> str:
@@ -353,16 +353,11 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
     Attributes:
         evidence: How the samples were obtained; one kind per sample_set.
         gpu: The GPU they belong to.
-        workload: Name of the step, or of the table.
-        kernels: The kernels, with counts.
+        step: What was measured: the step, or a table's kernels.
         windows: Everything measured, in the order taken.
-        fingerprint: Of the step; ``None`` for a table, which has none.
         settings: Clock pairs the measuring set out to visit; empty when unknown.
         repeats: Measurements it set out to take of each kernel at each pair.
         expected_samples: How many samples the measuring set out to take; ``None`` when unknown.
-        order: The launch sequence, as indices into ``kernels``; empty when unknown.
-        modules: As a step's; empty when unknown.
-        source: Of a traced step; ``None`` for any other.
         provenance: How the samples came about; ``None`` when unknown.
         sampled: Whether a table that was replayed has repeats, even if none was taken: it is a
             sample of the GPU.
@@ -372,29 +367,36 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
 
     evidence: Evidence
     gpu: GpuInfo
-    workload: str
-    kernels: tuple[Kernel, ...]
+    step: Step
     windows: tuple[Window, ...] = ()
-    fingerprint: str | None = None
     settings: tuple[Clocks, ...] = ()
     repeats: int = 1
     expected_samples: int | None = None
-    order: tuple[int, ...] = ()
-    modules: tuple[str, ...] = ()
-    source: StepSource | None = None
     provenance: Provenance | None = None
     sampled: bool = False
     lacking: dict[str, tuple[Clocks, ...]] = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.order:
-            check_order(self.kernels, self.order)
-        check_modules(self.modules, self.order)
         check_positive(self, "repeats")
         check_not_negative(self, "expected_samples")
         for window in self.mixed:
             self._check_counts(window)
+
+    @property
+    def workload(self) -> str:
+        """Name of the step, or of the table."""
+        return self.step.name
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels, with counts."""
+        return self.step.kernels
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The launch sequence, as indices into ``kernels``; empty when unknown."""
+        return self.step.order
 
     @property
     def measuring(self) -> MeasurementSettings | None:
@@ -456,7 +458,7 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
             ("power limits", self.gpu.power_limit_w, other.gpu.power_limit_w),
             ("kinds of evidence", self.evidence, other.evidence),
             ("steps", self.workload, other.workload),
-            ("captures of the step", self.fingerprint, other.fingerprint),
+            ("captures of the step", self.step.fingerprint, other.step.fingerprint),
         ):
             if mine != theirs:
                 return noun, mine, theirs

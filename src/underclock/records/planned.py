@@ -33,7 +33,7 @@ from underclock.records.common import (
     check_not_negative,
 )
 from underclock.records.measured import GpuInfo, Provenance
-from underclock.records.work import Kernel, Step, StepSource, check_modules, check_order
+from underclock.records.work import Step
 from underclock.units import format_percent
 
 
@@ -106,8 +106,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     """Clocks per kernel, what they promise, and what that rests on.
 
     Attributes:
-        workload: Name of the step or table.
-        fingerprint: Of the step; ``None`` for a table.
+        step: What it is for: the step, or a table's kernels.
         objective: What was minimised.
         max_slowdown: Time budget as a fraction above auto; ``None`` where time was free.
         granularity: What has clocks of its own with free switching.
@@ -121,10 +120,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         frontier: Choices on the lower convex hull of time and energy, at the chosen
             granularity with free switching, fastest first.
         closure: Isolated sum against in situ; ``None`` where the step was not run whole.
-        runs: What the step runs, with counts.
-        order: The launch sequence, as indices into ``runs``; empty when unknown.
-        modules: As a step's; empty when unknown.
-        source: Of a traced step; ``None`` for any other.
         provenance: How the samples came about; ``None`` when unknown.
         version: Of the program that planned; ``None`` when unknown.
         schedule: The clocks of each launch; ``None`` where each kernel keeps one pair.
@@ -140,8 +135,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     schema: int = SCHEMAS["plan"]
     evidence: Evidence
     gpu: GpuInfo
-    workload: str
-    fingerprint: str | None = None
+    step: Step
     objective: Objective
     max_slowdown: float | None
     granularity: Granularity
@@ -153,10 +147,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     fixed: Clocks | None
     frontier: tuple[Cost, ...] = ()
     closure: Closure | None = None
-    runs: tuple[Kernel, ...] = ()
-    order: tuple[int, ...] = ()
-    modules: tuple[str, ...] = ()
-    source: StepSource | None = None
     provenance: Provenance | None = None
     version: str | None = None
     schedule: ClockSchedule | None = None
@@ -193,28 +183,21 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         low, high = self.latency_range_s or (0.0, math.inf)
         if not 0.0 <= low < high:
             raise ValueError(f"a range of latencies must ascend, got {low} to {high} s")
-        if self.runs:
-            self._check_runs()
-        if self.order:
-            check_modules(self.modules, self.order)
-            check_order(self.runs, self.order)
-            scheduled = len(self.schedule.launch_s) if self.schedule else len(self.order)
-            if scheduled != len(self.order):
-                raise ValueError(
-                    f"the schedule is of {scheduled} launches, the step of {len(self.order)}"
-                )
+        runs = {kernel.name for kernel in self.step.kernels}
+        if unset := runs - self.kernels.keys():
+            raise ValueError(f"the plan has no clocks for {min(unset)!r}, which it runs")
+        if foreign := self.kernels.keys() - runs:
+            raise ValueError(f"the plan has clocks for {min(foreign)!r}, which it lacks")
+        launches = len(self.step.order)
+        if launches and self.schedule and len(self.schedule.launch_s) != launches:
+            raise ValueError(
+                f"the schedule is of {len(self.schedule.launch_s)} launches, the step of {launches}"
+            )
 
-    def _check_runs(self) -> None:
-        names = Counter(kernel.name for kernel in self.runs)
-        for name, count in names.items():
-            if count > 1:
-                raise ValueError(f"the step lists {name!r} {count} times")
-        for which, sentence in (
-            (names.keys() - self.kernels.keys(), "the plan has no clocks for {!r}, which it runs"),
-            (self.kernels.keys() - names.keys(), "the plan has clocks for {!r}, which it lacks"),
-        ):
-            if which:
-                raise ValueError(sentence.format(min(which)))
+    @property
+    def workload(self) -> str:
+        """Name of the step, or of the table."""
+        return self.step.name
 
     @property
     def stands_on(self) -> str:
@@ -229,15 +212,15 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     @property
     def held(self) -> dict[str, dict[Clocks, list[tuple[float, float | None]]]]:
         """What launches of each kernel take in s and J, where known, by the pair they run at."""
-        if self.schedule is None or not self.order:
-            counts = {kernel.name: kernel.count for kernel in self.runs}  # a table's run once each
-            alike = ((name, each, counts.get(name, 1)) for name, each in self.kernels.items())
+        order, kernels = self.step.order, self.step.kernels
+        if self.schedule is None or not order:
+            alike = ((each.name, self.kernels[each.name], each.count) for each in kernels)
             return {name: {each.clocks: [each.launch(n)] * n} for name, each, n in alike}
         held: dict[str, dict[Clocks, list[tuple[float, float | None]]]] = {}
-        energies_j = self.schedule.launch_j or [None] * len(self.order)
+        energies_j = self.schedule.launch_j or [None] * len(order)
         costs = zip(self.schedule.launch_s, energies_j, strict=True)
-        for at, clocks, cost in zip(self.order, self.schedule.clocks, costs, strict=True):
-            held.setdefault(self.runs[at].name, {}).setdefault(clocks, []).append(cost)
+        for at, clocks, cost in zip(order, self.schedule.clocks, costs, strict=True):
+            held.setdefault(kernels[at].name, {}).setdefault(clocks, []).append(cost)
         return held
 
     @property
@@ -245,7 +228,8 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         """The pair of each launch: as scheduled, or else its kernel's; none without an order."""
         if self.schedule is not None:
             return self.schedule.clocks
-        return tuple(self.kernels[self.runs[kernel].name].clocks for kernel in self.order)
+        names = [kernel.name for kernel in self.step.kernels]
+        return tuple(self.kernels[names[at]].clocks for at in self.step.order)
 
     @property
     def one_pair(self) -> Clocks | None:
@@ -258,27 +242,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         """Whether every launch is left at the clocks that all is compared with."""
         held = self.launch_clocks or [choice.clocks for choice in self.kernels.values()]
         return all(clocks == self.baseline for clocks in held)
-
-    def step(self) -> Step | None:
-        """Return the step it is for; of a table's plan there is none.
-
-        Raises:
-            DataError: What it runs is no step.
-        """
-        if not self.order:
-            return None
-        try:
-            return Step(
-                name=self.workload,
-                kernels=self.runs,
-                order=self.order,
-                modules=self.modules,
-                source=self.source,
-            )
-        except ValueError as exc:
-            raise DataError(
-                f"the plan is not of a step: {exc}", hint="make it anew with `underclock plan`"
-            ) from exc
 
     def check_gpu(self, gpu: GpuInfo, *, any_limit: bool = False) -> tuple[str, ...]:
         """Refuse to be used on a GPU it was not made for; return warnings.
@@ -346,9 +309,9 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         """
         rows = []
         held = ((name, pair, each) for name, by in self.held.items() for pair, each in by.items())
-        counts = {kernel.name: kernel.count for kernel in self.runs}
+        counts = {kernel.name: kernel.count for kernel in self.step.kernels}
         for name, clocks, each in held:
-            auto_s, auto_j = self.kernels[name].auto_launch(counts.get(name, 1))
+            auto_s, auto_j = self.kernels[name].auto_launch(counts[name])
             known = [energy_j for _, energy_j in each if energy_j is not None]
             energy_j = math.fsum(known) / len(each) if known else None
             rows.append(

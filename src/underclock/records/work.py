@@ -170,33 +170,13 @@ class StepSource(Record, frozen=True, kw_only=True):
         return " ".join([f"{self.file} --step {self.steps[0]}", *self.arguments])
 
 
-def check_order(kernels: Sequence[Kernel], order: Sequence[int]) -> None:
-    """Raise `ValueError` for launches of kernels not listed, or not as often as they count."""
-    launches = Counter(order)
-    outside = launches.keys() - set(range(len(kernels)))
-    if outside:
-        raise ValueError(
-            f"the launch order names kernel {min(outside)}, but {len(kernels)} are listed"
-        )
-    for index, kernel in enumerate(kernels):
-        if launches[index] != kernel.count:
-            raise ValueError(
-                f"{kernel.name!r} has count {kernel.count} but is launched {launches[index]} x"
-            )
-
-
-def check_modules(modules: Sequence[str], order: Sequence[int]) -> None:
-    """Raise `ValueError` for modules that are not one for each launch."""
-    if modules and len(modules) != len(order):
-        raise ValueError(f"{len(order)} launches ran for {len(modules)} modules, one each is meant")
-
-
 class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
-    """The kernels of one training step.
+    """The kernels of one training step, or of a table of them.
 
     Attributes:
         kernels: Distinct kernels, in order of first launch.
-        order: The launch sequence, as indices into ``kernels``.
+        order: The launch sequence, as indices into ``kernels``; empty of a table, where it is
+            unknown.
         modules: Path of the module that each launch ran for, layer numbers and all, after those
             that called it (`launches.module_calls`; older files have the one path); empty where it
             ran for none; no paths where they are unknown.
@@ -209,7 +189,7 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     schema: int = SCHEMAS["step"]
     name: str
     kernels: tuple[Kernel, ...]
-    order: tuple[int, ...]
+    order: tuple[int, ...] = ()
     modules: tuple[str, ...] = ()
     parameters: dict[str, int] = msgspec.field(default_factory=dict)
     source: StepSource | None = None
@@ -223,8 +203,21 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
         twice = [n for n, c in Counter(k.name for k in self.kernels).items() if c > 1]
         if twice:
             raise ValueError(f"kernel names must be unique; repeated: {twice[0]!r}")
-        check_order(self.kernels, self.order)
-        check_modules(self.modules, self.order)
+        if self.modules and len(self.modules) != len(self.order):
+            raise ValueError(
+                f"{len(self.order)} launches ran for {len(self.modules)} modules, one each is meant"
+            )
+        launches = Counter(self.order)
+        outside = launches.keys() - set(range(len(self.kernels)))
+        if outside:
+            raise ValueError(
+                f"the launch order names kernel {min(outside)}, but {len(self.kernels)} are listed"
+            )
+        for index, kernel in enumerate(self.kernels):
+            if self.order and launches[index] != kernel.count:
+                raise ValueError(
+                    f"{kernel.name!r} has count {kernel.count} but is launched {launches[index]} x"
+                )
 
     @property
     def is_assumed(self) -> bool:

@@ -388,15 +388,15 @@ def energy_parts(plan: Plan) -> tuple[EnergyPart, ...]:
 
     Nothing where the step is one kernel.
     """
-    if len(plan.runs) < 2:  # noqa: PLR2004 - one kernel has no parts
+    if len(plan.step.kernels) < 2:  # noqa: PLR2004 - one kernel has no parts
         return ()
     passes, operators = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-    for kernel in plan.runs:
+    for kernel in plan.step.kernels:
         passes[kernel.pass_.value].append(kernel.name)
         launch = kernel.launch
         own = launch.operator if launch is not None and launch.operator else ""
         operators[own or kernel.name.split(" ")[0]].append(kernel.name)
-    counts = {kernel.name: kernel.count for kernel in plan.runs}
+    counts = {kernel.name: kernel.count for kernel in plan.step.kernels}
     all_s = math.fsum(choice.auto_time_s for choice in plan.kernels.values())
     all_j = math.fsum(choice.auto_energy_j for choice in plan.kernels.values())
 

@@ -27,7 +27,7 @@ def step_trace(plan: Plan) -> str:
     Raises:
         DataError: The order in which the step launches its kernels is unknown.
     """
-    if not plan.order:
+    if not plan.step.order:
         raise DataError(
             f"the plan of {plan.workload} has no order of launches, so there is no timeline",
             hint="plan samples of a traced step or a workload; `Plan.to_pandas` has the clocks",
@@ -45,7 +45,7 @@ def _planned(plan: Plan) -> Iterable[tuple[int, Clocks, float, float | None]]:
     if held is None:
         return freely_planned(plan)
     energies_j = held.launch_j or [None] * len(held.launch_s)
-    return zip(plan.order, held.clocks, held.launch_s, energies_j, strict=True)
+    return zip(plan.step.order, held.clocks, held.launch_s, energies_j, strict=True)
 
 
 def _timed(
@@ -60,7 +60,7 @@ def _timed(
     """
     yield _named(process, title)
     order, held, times_s, energies_j = zip(*launches, strict=True)
-    names = [plan.runs[at].name for at in order]
+    names = [plan.step.kernels[at].name for at in order]
     clocks = [
         replace(each, core_mhz=plan.kernels[name].auto_core_mhz) if each.core_mhz is None else each
         for name, each in zip(names, held, strict=True)

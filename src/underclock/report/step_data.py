@@ -168,12 +168,12 @@ class KernelUse:
 
 def is_held(plan: Plan) -> bool:
     """Whether the schedule that a plan holds says what its launches take."""
-    return bool(plan.schedule and plan.order and plan.schedule.launch_j)
+    return bool(plan.schedule and plan.step.order and plan.schedule.launch_j)
 
 
 def kernel_uses(plan: Plan) -> list[KernelUse]:
     """Return every kernel as the plan has it."""
-    kernels, uses, held = {kernel.name: kernel for kernel in plan.runs}, [], plan.held
+    kernels, uses, held = {kernel.name: kernel for kernel in plan.step.kernels}, [], plan.held
     for name, choice in plan.kernels.items():
         time_s, energy_j = choice.launch(1)
         uses.append(
@@ -194,23 +194,23 @@ def kernel_uses(plan: Plan) -> list[KernelUse]:
 def _planned(plan: Plan) -> Iterator[StepLaunch]:
     schedule = plan.schedule
     if schedule is not None and is_held(plan):
-        columns = (plan.order, schedule.clocks, schedule.launch_s, schedule.launch_j)
+        columns = (plan.step.order, schedule.clocks, schedule.launch_s, schedule.launch_j)
         return map(StepLaunch, *columns)
     return freely_planned(plan)
 
 
 def freely_planned(plan: Plan) -> Iterator[StepLaunch]:
     """Yield launches at the clocks of their kernels, as with free switching."""
-    for at in plan.order:
-        choice = plan.kernels[plan.runs[at].name]
-        yield StepLaunch(at, choice.clocks, *choice.launch(plan.runs[at].count))
+    for at in plan.step.order:
+        choice = plan.kernels[plan.step.kernels[at].name]
+        yield StepLaunch(at, choice.clocks, *choice.launch(plan.step.kernels[at].count))
 
 
 def at_auto(plan: Plan) -> Iterator[StepLaunch]:
     """Yield launches as they run at the clocks called auto."""
-    for at in plan.order:
-        choice = plan.kernels[plan.runs[at].name]
-        yield StepLaunch(at, plan.baseline, *choice.auto_launch(plan.runs[at].count))
+    for at in plan.step.order:
+        choice = plan.kernels[plan.step.kernels[at].name]
+        yield StepLaunch(at, plan.baseline, *choice.auto_launch(plan.step.kernels[at].count))
 
 
 def plan_data(
@@ -230,7 +230,7 @@ def plan_data(
         tables["segments"] = _segments(packer, plan)
     return packer.packed(
         tables=tables,
-        bands=_bands(packer, plan) if plan.order else [],
+        bands=_bands(packer, plan) if plan.step.order else [],
         cap_w=plan.gpu.power_limit_w,
         evidence=plan.evidence,
         lines=lines,
@@ -301,7 +301,7 @@ def _segments(packer: Packer, plan: Plan) -> Packed:
         for launch in mine:
             taken[launch.at].append(launch.time_s)
         parts = sorted(taken, key=lambda at: -math.fsum(taken[at]))
-        names = differences([packer.text(plan.runs[at].name) for at in parts])
+        names = differences([packer.text(plan.step.kernels[at].name) for at in parts])
         time_s = digits(math.fsum(launch.time_s for launch in mine))
         energy_j = digits(math.fsum(launch.energy_j for launch in mine))
         listed = (names, [len(taken[at]) for at in parts])
@@ -330,13 +330,13 @@ def _bands(packer: Packer, plan: Plan) -> list[Packed]:
         (title, plan.headline, _planned(plan)),
         (f"At {auto_word(plan)}", plan.arm("auto"), at_auto(plan)),
     ]
-    groups = {"pass": [str(plan.runs[at].pass_) for at in plan.order]}
-    if any(plan.modules):
-        known = {text: _outer_and_inner(text) for text in plan.modules}
-        groups["layer"] = [known[text][0] for text in plan.modules]
-        groups["module"] = [known[text][1] for text in plan.modules]
-    elif any(kernel.section for kernel in plan.runs):
-        groups["section"] = [plan.runs[at].section for at in plan.order]
+    groups = {"pass": [str(plan.step.kernels[at].pass_) for at in plan.step.order]}
+    if any(plan.step.modules):
+        known = {text: _outer_and_inner(text) for text in plan.step.modules}
+        groups["layer"] = [known[text][0] for text in plan.step.modules]
+        groups["module"] = [known[text][1] for text in plan.step.modules]
+    elif any(kernel.section for kernel in plan.step.kernels):
+        groups["section"] = [plan.step.kernels[at].section for at in plan.step.order]
     bands = []
     for name, arm, some in ways[1:] if plan.sets_nothing else ways:
         launches = list(some)
@@ -350,7 +350,7 @@ def _bands(packer: Packer, plan: Plan) -> list[Packed]:
 
 
 def _box(plan: Plan, launch: StepLaunch) -> TimelineBox:
-    kernel, clocks = plan.runs[launch.at], launch.clocks
+    kernel, clocks = plan.step.kernels[launch.at], launch.clocks
     expected = plan.kernels[kernel.name].auto_core_mhz
     return TimelineBox(
         name=kernel.name,

@@ -101,6 +101,8 @@ def read_document(path: Path, kind: type[_R]) -> _R:
             raise msgspec.ValidationError("it does not say what kind of file it is")
         check_schema(path, noun, head.schema, remake)
         record = msgspec.json.decode(body, type=kind)
+        if isinstance(record, Step) and not record.order:
+            raise msgspec.ValidationError("its kernels are launched in no order")
         for where, number in _numbers(msgspec.to_builtins(record), "$"):
             if not abs(number) <= _GREATEST:
                 raise msgspec.ValidationError(f"{number} is beyond all use - at `{where}`")

@@ -27,6 +27,7 @@ from underclock.records import (
     Pass,
     Provenance,
     SampleSet,
+    Step,
     Window,
 )
 from underclock.records.common import GREATEST_MHZ, GREATEST_W, LEAST_MHZ, LEAST_W, can_draw
@@ -115,8 +116,9 @@ def read_table(
         evidence=evidence,
         gpu=GpuInfo(name=gpus[0]),
         # A name need not be text on disk, but it must be in the files made from this one.
-        workload=os.fsencode(path.stem).decode(errors="replace"),
-        kernels=tuple(kernels.values()),
+        step=Step(
+            name=os.fsencode(path.stem).decode(errors="replace"), kernels=tuple(kernels.values())
+        ),
         windows=windows,
         expected_samples=len(windows),
         provenance=Provenance(table=body.hexdigest()[:16]),

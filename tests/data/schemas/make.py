@@ -128,7 +128,8 @@ def main(folder: Path) -> None:
         if not to.exists():
             gpu = replace(sample_set.gpu, uuid="GPU-0")
             board = Path(aside) / "board.db"
-            save(replace(sample_set, evidence=Evidence.SIMULATED, gpu=gpu), board)
+            own = replace(sample_set, evidence=Evidence.SIMULATED, gpu=gpu, provenance=Provenance())
+            save(own, board)
             merge([board], to)
 
 

@@ -24,6 +24,7 @@ from underclock.runtime.holding.held_gpu import applied
 from underclock.runtime.holding.run import HowToRun, Ran, run
 from underclock.runtime.undo.guarded_gpu import GuardedGpu, left_behind
 from underclock.runtime.undo.processes import Process
+from windows import with_step
 
 _KILL, _STOP, _TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
 
@@ -369,9 +370,9 @@ def test_nothing_is_loaded_while_clocks_are_held(
 
     made = plan(launch_s=2e-3)
     bound_by_core = tuple(
-        msgspec.structs.replace(each, flops=2e10, bytes_moved=2e6) for each in made.runs
+        msgspec.structs.replace(each, flops=2e10, bytes_moved=2e6) for each in made.step.kernels
     )
-    with applied(msgspec.structs.replace(made, runs=bound_by_core), bench.how(window=5)):
+    with applied(with_step(made, kernels=bound_by_core), bench.how(window=5)):
         clock = SystemClock()
         until_s = clock.now_s() + _LONGEST_S
         for step, _ in enumerate(training(Model(), sys.maxsize)):  # who is ahead waits

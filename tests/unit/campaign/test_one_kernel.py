@@ -67,7 +67,7 @@ class TestMeasuring:
     ) -> None:
         assert swept.samples == ()
         assert (swept.kernels, swept.order) == (_STEP.kernels, _STEP.order)
-        assert swept.fingerprint == _STEP.fingerprint
+        assert swept.step.fingerprint == _STEP.fingerprint
         assert _WHY in swept.warnings
         steps = [sample for sample in swept.mixed if sample.is_step]
         assert len({sample.asked for sample in steps}) > 5
@@ -103,7 +103,7 @@ class TestPlanning:
         assert made.promise.energy_change < -0.01
         assert made.arm(Strategy.BEST_FIXED).energy_interval is not None
         assert {choice.clocks for choice in made.kernels.values()} == {made.fixed}
-        assert (made.runs, made.order) == (_STEP.kernels, _STEP.order)
+        assert (made.step.kernels, made.step.order) == (_STEP.kernels, _STEP.order)
 
     def test_it_says_what_each_pass_takes_and_that_energies_are_shares(self, made: Plan) -> None:
         assert any("do not say which pass draws what" in each for each in made.warnings)

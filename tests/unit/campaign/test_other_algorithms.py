@@ -62,7 +62,7 @@ def test_what_runs_otherwise_is_set_apart_and_measured_anew(path: Path) -> None:
     assert [sample for sample in after.samples if sample.kernel not in changed] == kept
     assert len(after.samples) == len(before.samples) == after.expected_samples
     assert len(after.in_situ) == len(before.in_situ)
-    assert after.fingerprint != before.fingerprint
+    assert after.step.fingerprint != before.step.fingerprint
 
     apart = read_samples(path.with_suffix(".1.db"))
     assert apart == before

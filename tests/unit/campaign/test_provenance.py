@@ -148,7 +148,7 @@ class TestElsewhere:
     def test_clocks_that_the_gpu_does_not_list_are_refused_before_any_is_held(
         self, made: Plan, tmp_path: Path, core_mhz: int
     ) -> None:
-        name = made.runs[0].name
+        name = made.step.kernels[0].name
         choice = msgspec.structs.replace(made.kernels[name], core_mhz=core_mhz)
         odd = msgspec.structs.replace(made, kernels={**made.kernels, name: choice})
         write_document(tmp_path / "plan.json", odd)

@@ -89,9 +89,7 @@ def _runs(path: Path, measurer: _Measurer, times: int) -> SampleSet:
     header = SampleSet(
         evidence=Evidence.SIMULATED,
         gpu=GpuInfo(name="G"),
-        workload="small",
-        kernels=_STEP.kernels,
-        order=_STEP.order,
+        step=Step(name="small", kernels=_STEP.kernels, order=_STEP.order),
     )
     opened = (
         SampleFile.open(path, writable=True) if path.exists() else SampleFile.create(path, header)

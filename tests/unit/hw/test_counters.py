@@ -21,6 +21,7 @@ from underclock.records import (
     MeasurementSettings,
     Mix,
     SampleSet,
+    Step,
     Window,
 )
 
@@ -155,8 +156,7 @@ def _replay() -> ReplayMeasurer:
         SampleSet(
             evidence=Evidence.REPLAYED,
             gpu=GpuInfo(name="table"),
-            workload="t",
-            kernels=(_KERNEL,),
+            step=Step(name="t", kernels=(_KERNEL,)),
             windows=rows,
         )
     )

@@ -1,6 +1,7 @@
 """What a plan answers first, in the terminal and on the page."""
 
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from invented import (
     page_data,
     page_table,
     printed,
+    step_of,
     with_plan,
 )
 from underclock.records import (
@@ -34,6 +36,7 @@ from underclock.records import (
     Plan,
     Segment,
     Status,
+    Step,
     Strategy,
 )
 from underclock.report import page, plan_tables
@@ -179,9 +182,8 @@ def test_a_page_shows_the_clocks_over_a_step_and_which_kernels_run_at_them() -> 
     )
     plan = msgspec.structs.replace(
         LATENCY_PLAN,
-        runs=runs,
+        step=Step(name="gpt3-xl", kernels=runs, order=(0, 0, 0, 0, 0, 1, 1, 2, 1, 0)),
         kernels=kernels,
-        order=(0, 0, 0, 0, 0, 1, 1, 2, 1, 0),
         schedule=schedule,
     )
     text = page(plan, None)
@@ -221,7 +223,7 @@ def test_an_energy_keeps_three_digits(energy_j: float) -> None:
     assert math.isclose(float(number) * size, energy_j, rel_tol=0.006)
 
 
-def auto_plan(**changes: object) -> Plan:
+def auto_plan(**changes: Any) -> Plan:
     """Return a plan that sets nothing, with a frontier that time buys energy on."""
     same = choice(None, 0.0)
     auto = Arm.of(Strategy.AUTO, cost(0.0, 0.0), Status.BASELINE)
@@ -235,6 +237,8 @@ def auto_plan(**changes: object) -> Plan:
         fixed=AUTO,
         frontier=(cost(-0.01, 0.02), cost(0.0, 0.0), cost(0.01, -0.1), cost(0.015, -0.12)),
     )
+    if "kernels" in changes:
+        changes.setdefault("step", step_of(changes["kernels"]))
     return msgspec.structs.replace(plan, **changes)
 
 
@@ -385,7 +389,7 @@ def test_where_energy_goes_is_told_by_pass_and_operator() -> None:
         Kernel(name="norm grad", count=2, pass_=Pass.BACKWARD),
         Kernel(name="gemm", count=4, pass_=Pass.FORWARD, launch=linear),
     )
-    plan = auto_plan(kernels=kernels, runs=runs)
+    plan = auto_plan(kernels=kernels, step=Step(name="w", kernels=runs))
 
     assert energy_parts(plan) == (
         ("forward", 7, 0.75, 0.8),
@@ -399,4 +403,4 @@ def test_where_energy_goes_is_told_by_pass_and_operator() -> None:
     assert "linear 4 50.0% 60.0%" in shown
     assert "in the mean" in shown
     assert "at 1700 MHz in the mean." in page(plan, None)
-    assert energy_parts(auto_plan(runs=())) == ()
+    assert energy_parts(auto_plan(kernels={"gemm": choice(None, 0.0)})) == ()

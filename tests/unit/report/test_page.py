@@ -33,7 +33,9 @@ from underclock.records import (
     Arm,
     Evidence,
     GpuInfo,
+    Kernel,
     Status,
+    Step,
     Strategy,
 )
 from underclock.records.job import JobPlan
@@ -53,7 +55,7 @@ def test_every_block_of_the_page_has_the_evidence_beside_it(evidence: Evidence) 
     seen = Seen(text)
     captions = seen.count("figcaption")
     badges = sum(1 for _, attributes in seen.tags if attributes.get("class") == "badge")
-    assert captions == 6
+    assert captions == 7
     assert badges == captions + 1 + 4 + 1  # headline, four numbers, what this rests on
     assert all(word.strip() in text for word in (f"({evidence})", f"{evidence} on {GPU.name}"))
     for other in set(Evidence) - {evidence}:
@@ -63,7 +65,7 @@ def test_every_block_of_the_page_has_the_evidence_beside_it(evidence: Evidence) 
 def test_a_script_in_a_name_is_text_not_a_script() -> None:
     harmless = page(PLAN, VALIDATION)
     plan = with_plan(
-        workload=NASTY,
+        step=Step(name=NASTY, kernels=(Kernel(name=NASTY),)),
         gpu=GpuInfo(name=NASTY),
         kernels={NASTY: choices(2)["kernel1"]},
         warnings=(NASTY,),
@@ -127,7 +129,7 @@ def test_warnings_of_plan_and_validation_stand_above_the_numbers() -> None:
 
 
 def test_what_is_unknown_is_called_unknown() -> None:
-    plan = with_plan(gpu=GpuInfo(name="RTX"), fingerprint=None, closure=None, frontier=())
+    plan = with_plan(gpu=GpuInfo(name="RTX"), closure=None, frontier=())
 
     text = Seen(page(plan, None)).text
 

@@ -88,6 +88,7 @@ def test_what_is_no_json_record_is_refused(tmp_path: Path, body: bytes) -> None:
         ({"name": 3}, "$.name"),
         ({"extra": 1}, "extra"),
         ({"kernels": []}, "at least one kernel"),
+        ({"order": []}, "launched in no order"),
         ({"order": [0]}, "count 2 but is launched 1"),
         ({"order": [0, 0, 1]}, "names kernel 1"),
         ({"order": ["first"]}, "$.order[0]"),
@@ -111,7 +112,11 @@ def _read(path: Path) -> Record:
     return read_samples(path) if kind.endswith("samples") else read_document(path, RECORDS[kind])
 
 
-EARLIER = [_path(kind, n) for kind in (*RECORDS, "samples") for n in range(1, SCHEMAS[kind])]
+EARLIER = [
+    _path(kind, n)
+    for kind in (*RECORDS, "samples", "merged samples")
+    for n in range(1, SCHEMAS[kind])
+]
 
 
 @pytest.mark.parametrize("kind", [*RECORDS, "samples", "merged samples"])

@@ -105,8 +105,14 @@ def test_merged_files_merge_and_replace_only_merged_ones(tmp_path: Path) -> None
             {"gpu": msgspec.structs.replace(board(1).gpu, power_limit_w=300.0)},
             "two power limits: 350.0 and 300.0",
         ),
-        ({"workload": "another"}, "two steps: a step and another"),
-        ({"fingerprint": "f"}, "two captures of the step: 0123456789abcdef and f"),
+        (
+            {"step": msgspec.structs.replace(BOARD.step, name="another")},
+            "two steps: a step and another",
+        ),
+        (
+            {"step": msgspec.structs.replace(BOARD.step, order=(1, 0) * 24)},
+            "two captures of the step: ",
+        ),
         ({"evidence": Evidence.MEASURED}, "two kinds of evidence: simulated and measured"),
         ({"gpu": GpuInfo(name="G")}, "does not say which board"),
         ({"evidence": Evidence.REPLAYED}, "does not say which board"),

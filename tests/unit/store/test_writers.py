@@ -17,12 +17,12 @@ WRITER = """
 import sys
 from pathlib import Path
 from underclock.errors import UnderclockError
-from underclock.records import Evidence, GpuInfo, Kernel, SampleSet, Window
+from underclock.records import Evidence, GpuInfo, Kernel, SampleSet, Step, Window
 from underclock.store import SampleFile
 
 path, name = Path(sys.argv[1]), sys.argv[2]
-header = SampleSet(evidence=Evidence.SIMULATED, gpu=GpuInfo(name="a GPU"), workload="a step",
-                 kernels=(Kernel(name="one"), Kernel(name="two")))
+header = SampleSet(evidence=Evidence.SIMULATED, gpu=GpuInfo(name="a GPU"),
+                 step=Step(name="a step", kernels=(Kernel(name="one"), Kernel(name="two"))))
 sys.stdin.readline()
 try:
     with (SampleFile.open(path, writable=True) if path.exists()

@@ -199,6 +199,6 @@ def test_what_the_bench_and_the_trace_have_to_say_lands_in_the_profile(tmp_path:
         )
 
         assert sample_set.warnings.count("one launch was not named") == 1
-        assert sample_set.source == SOURCE
+        assert sample_set.step.source == SOURCE
         assert [each.asked for each in sample_set.samples] == [AUTO]
         assert read_samples(tmp_path / "s.db") == sample_set

@@ -19,7 +19,7 @@ from underclock.arrays import Floats, Ints
 from underclock.core.statistics.repeats import Runs, Weighed, weighed
 from underclock.core.step.power_cap import driver_says, is_power_capped
 from underclock.errors import DataError
-from underclock.records import ALONE, Clocks, GpuInfo, Kernel, SampleSet, Window
+from underclock.records import ALONE, Clocks, GpuInfo, Kernel, SampleSet, Step, Window
 
 # What no GPU, of any age, is near to; beyond it a value is damaged or in another unit.
 _PLAUSIBLE_MHZ = (10.0, 20_000.0)
@@ -71,8 +71,10 @@ def joined_sets(sample_sets: Sequence[SampleSet]) -> SampleSet:
     return SampleSet(
         evidence=first.evidence,
         gpu=first.gpu,
-        workload=" and ".join(dict.fromkeys(sample_set.workload for sample_set in sample_sets)),
-        kernels=tuple(kernels.values()),
+        step=Step(
+            name=" and ".join(dict.fromkeys(sample_set.workload for sample_set in sample_sets)),
+            kernels=tuple(kernels.values()),
+        ),
         windows=tuple(windows),
         settings=tuple(dict.fromkeys(s for sample_set in sample_sets for s in sample_set.settings)),
         sampled=any(sample_set.sampled for sample_set in sample_sets),

@@ -15,7 +15,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.step.power_cap import HALF_BIN_MHZ, driver_says, is_uneven
-from underclock.records import ALONE, AUTO, Choice, Clocks, Kernel, SampleSet, Window
+from underclock.records import ALONE, AUTO, Choice, Clocks, Kernel, SampleSet, Step, Window
 from underclock.units import format_percent
 
 STEADY_C = 55.0
@@ -145,7 +145,10 @@ def as_one(sample_set: SampleSet) -> SampleSet:
         elif not (window.asked.is_auto and is_uneven(window)):
             windows.append(_as_kernel(window, sample_set, longer))
     return msgspec.structs.replace(
-        sample_set, kernels=(WHOLE,), order=(0,), modules=(), windows=tuple(windows), lacking={}
+        sample_set,
+        step=Step(name=sample_set.workload, kernels=(WHOLE,), order=(0,)),
+        windows=tuple(windows),
+        lacking={},
     )
 
 

@@ -141,14 +141,9 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     posterior, off = _posterior(source, sample_set, guessed, _sources(matches))
     header = msgspec.structs.replace(
         sample_set,
-        workload=step.name,
-        kernels=step.kernels,
+        step=step,
         windows=(),
-        fingerprint=step.fingerprint,
         expected_samples=None,
-        order=step.order,
-        modules=step.modules,
-        source=step.source,
         lacking={},
     )
     can = _can(known, matches, usable)
@@ -395,7 +390,7 @@ def _match_record(
     names = (kernel.name for kernel in estimated.table.kernels)
     return CarriedOver(
         workload=sample_set.workload,
-        fingerprint=sample_set.fingerprint,
+        fingerprint=sample_set.step.fingerprint,
         confirmed=() if confirmed is None else tuple(k.name for k in confirmed.kernels),
         matches={
             name: KernelMatch(

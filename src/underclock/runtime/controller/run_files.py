@@ -185,7 +185,7 @@ def read_plan(path: Path) -> Plan | JobPlan:
 def _step(plan: Plan | JobPlan, part: RankPart, model: str) -> Step:
     """Return what a simulated GPU runs: the plan's step, or work as long as a rank's at auto."""
     if isinstance(plan, Plan):
-        return Step(name=plan.workload, kernels=plan.runs, order=plan.order)
+        return plan.step
     from underclock.hw.simulated.costs import flops_for  # noqa: PLC0415 - where it is needed
 
     lasts_s = sorted(set(part.auto_s))

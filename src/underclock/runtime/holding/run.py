@@ -411,7 +411,9 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
 
     found, simulated = _checked_gpus(how.gpus or shown_by_cuda()[:1], check)
     if unmarked:
-        less = "" if plan.modules else " (a step that is traced with its modules has more marks)"
+        less = (
+            "" if plan.step.modules else " (a step that is traced with its modules has more marks)"
+        )
         how.tell(
             f"{len(unmarked)} changes of the plan fall where nothing can be marked and are "
             f"timed from the mark before{less}"

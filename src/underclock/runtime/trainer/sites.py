@@ -48,7 +48,7 @@ def scheduled(plan: Plan) -> ClockSchedule:
     Raises:
         UsageError: Clocks change within the step, and nothing says when.
     """
-    if plan.schedule is not None and plan.order:
+    if plan.schedule is not None and plan.step.order:
         return plan.schedule
     if (pair := plan.one_pair) is None:
         raise UsageError(
@@ -56,15 +56,15 @@ def scheduled(plan: Plan) -> ClockSchedule:
             hint="plan with the GPU's latency (--latency latency.json), or hold its best fixed "
             "clock: underclock apply plan.json",
         )
-    one = Segment(launches=len(plan.order), core_mhz=pair.core_mhz, mem_mhz=pair.mem_mhz)
-    each = [plan.kernels[kernel.name].launch(kernel.count) for kernel in plan.runs]
+    one = Segment(launches=len(plan.step.order), core_mhz=pair.core_mhz, mem_mhz=pair.mem_mhz)
+    each = [plan.kernels[kernel.name].launch(kernel.count) for kernel in plan.step.kernels]
     return ClockSchedule(
         segments=(one,),
         switches=0,
         latency="none: one clock pair all through",
         latencies=LatencyTable.free(),
-        launch_s=tuple(each[kernel][0] for kernel in plan.order),
-        launch_j=tuple(each[kernel][1] for kernel in plan.order),
+        launch_s=tuple(each[kernel][0] for kernel in plan.step.order),
+        launch_j=tuple(each[kernel][1] for kernel in plan.step.order),
     )
 
 
@@ -80,8 +80,8 @@ def marked(plan: Plan) -> tuple[tuple[MarkSite, ...], tuple[int, ...]]:
     schedule = scheduled(plan)
     clocks = schedule.clocks
     boundaries = [at for at in range(len(clocks)) if clocks[at] != clocks[at - 1]]
-    passes = [plan.runs[kernel].pass_ for kernel in plan.order]
-    known = seen_apart(sites_of(plan.modules, passes), schedule.launch_s)
+    passes = [plan.step.kernels[kernel].pass_ for kernel in plan.step.order]
+    known = seen_apart(sites_of(plan.step.modules, passes), schedule.launch_s)
     needed = (*boundaries, *_asked_at(schedule, boundaries))
     sites = chosen(known, needed, schedule.launch_s, SPACING_S)
     marks = {site.launch for site in sites}

@@ -20,13 +20,8 @@ def samples_of_running(step: Step, gpu: Gpu, version: str) -> SampleSet:
     return SampleSet(
         evidence=Evidence.MEASURED,
         gpu=gpu.info(),
-        workload=step.name,
-        kernels=step.kernels,
-        fingerprint=step.fingerprint,
+        step=step,
         settings=(AUTO, *(Clocks(core_mhz=mhz) for mhz in listed)),
-        order=step.order,
-        modules=step.modules,
-        source=step.source,
         provenance=Provenance(in_situ=True, version=version),
         warnings=step.warnings,
     )

@@ -13,6 +13,7 @@ from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import joined_sets
 from underclock.errors import DataError
 from underclock.records import Clocks, GpuInfo, Launch, Mix, ThrottleReason, Window
+from windows import with_step
 
 
 def test_every_row_keeps_its_clocks_and_its_costs() -> None:
@@ -150,7 +151,7 @@ def test_equal_kernels_of_two_files_are_one_and_others_are_kept_apart() -> None:
     one = made_set([*made_grid("a"), *made_grid("b")], warnings=("hot",))
     launch = Launch(function="f", identity="other")
     kernels = (msgspec.structs.replace(one.kernels[0], launch=launch), one.kernels[1])
-    both = joined_sets([one, msgspec.structs.replace(one, workload="v", kernels=kernels)])
+    both = joined_sets([one, with_step(one, name="v", kernels=kernels)])
 
     assert (both.workload, both.warnings) == ("w and v", ("hot",))
     assert [k.name for k in both.kernels] == ["a", "b", "a of file 2"]

@@ -25,7 +25,7 @@ from underclock.records import (
     SampleSet,
     Window,
 )
-from windows import having
+from windows import having, with_step
 
 _MEM_MHZ, _BOOST_MHZ, _STEADY_C = 9251, 1890, 62.0
 _CORES = (900, 1200, 1500, 1680, 1785, _BOOST_MHZ)
@@ -202,7 +202,7 @@ def test_what_launches_beside_others_draw_is_the_same_at_all_clocks(
         msgspec.structs.replace(kernel, waited_for=waited_for if kernel.name == "softmax" else 1.0)
         for kernel in samples.kernels
     ]
-    table = estimate(having(samples, kernels=tuple(kernels))).costs.table
+    table = estimate(with_step(samples, kernels=tuple(kernels))).costs.table
     at = list(steered_gpu.KERNELS).index("softmax")
 
     assert table.fixed_j[at] > 0.0

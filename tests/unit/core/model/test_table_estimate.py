@@ -15,7 +15,7 @@ from underclock.arrays import Floats
 from underclock.core.model.costs import Costs
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_sets import odd_repeats, odd_rows, sample_weights
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, SampleSet, Step, Window
 
 
 def inferred_costs(sample_set: SampleSet) -> Costs:
@@ -157,8 +157,7 @@ def table(odd: tuple[str, int, int] | None = None, factor: float = 1.0, seed: in
     return SampleSet(
         evidence=Evidence.REPLAYED,
         gpu=GpuInfo(name="G"),
-        workload="t.csv",
-        kernels=tuple(Kernel(name=name) for name in names),
+        step=Step(name="t.csv", kernels=tuple(Kernel(name=name) for name in names)),
         windows=tuple(samples),
         expected_samples=len(samples),
         settings=tuple(dict.fromkeys(sample.asked for sample in samples)),

@@ -45,7 +45,7 @@ from underclock.records import (
     Strategy,
 )
 from underclock.records.latencies import LatencyTable
-from windows import having
+from windows import having, with_step
 
 seeds = st.integers(0, 2**32 - 1)
 CORES = np.array([1000, 1200, 1400, 1600, 1800])
@@ -350,7 +350,7 @@ def test_a_step_that_waits_for_nothing_is_refused() -> None:
     none = tuple(msgspec.structs.replace(kernel, waited_for=0.0) for kernel in campaign.kernels)
 
     with pytest.raises(DataError, match="waits for none of its kernels") as refused:
-        cost_table(msgspec.structs.replace(campaign, kernels=none))
+        cost_table(with_step(campaign, kernels=none))
     assert refused.value.hint
 
 

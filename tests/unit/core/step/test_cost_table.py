@@ -22,9 +22,10 @@ from underclock.records import (
     Kind,
     Mix,
     SampleSet,
+    Step,
     Window,
 )
-from windows import gathered, having
+from windows import gathered, having, with_step
 
 LOW, MIDDLE, HIGH = (Clocks(core_mhz=mhz, mem_mhz=5001) for mhz in (600, 1200, 1800))
 quantities = st.floats(1e-6, 1e3)
@@ -50,8 +51,10 @@ def sample_set(
     return SampleSet(
         evidence=Evidence.SIMULATED,
         gpu=GpuInfo(name="a GPU"),
-        workload="a step",
-        kernels=tuple(Kernel(name=chr(97 + k), count=count) for k, count in enumerate(counts)),
+        step=Step(
+            name="a step",
+            kernels=tuple(Kernel(name=chr(97 + k), count=count) for k, count in enumerate(counts)),
+        ),
         windows=gathered(samples, in_situ=in_situ),
         expected_samples=expected,
         warnings=warnings,
@@ -178,7 +181,7 @@ def test_what_is_not_waited_for_leaves_the_others_all_of_the_step() -> None:
     (step,) = campaign.in_situ
     short = msgspec.structs.replace(step, time_s=step.time_s - 1e-3, energy_j=step.energy_j - 0.3)
     shorter = having(campaign, mixed=(short,), in_situ=())
-    told = unmeasured(msgspec.structs.replace(shorter, kernels=tuple(kernels)))
+    told = unmeasured(with_step(shorter, kernels=tuple(kernels)))
 
     assert told.power_w == pytest.approx(unmeasured(campaign).power_w, rel=0.05)
     assert told.power_w > 1.2 * unmeasured(shorter).power_w
@@ -203,9 +206,7 @@ def _campaign(last_s: float, last_w: float, kind: Kind | None = Kind.MEMORY) -> 
     return SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="G"),
-        workload="w",
-        kernels=kernels,
-        order=(0, 1, 2, 3, 4),
+        step=Step(name="w", kernels=kernels, order=(0, 1, 2, 3, 4)),
         windows=gathered(
             tuple(
                 Window(kernel=f"k{i}", time_s=1e-3, energy_j=1e-3 * w)

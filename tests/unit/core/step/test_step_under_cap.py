@@ -33,6 +33,7 @@ from underclock.records import (
     Granularity,
     Kernel,
     SampleSet,
+    Step,
     ThrottleReason,
     Window,
 )
@@ -119,9 +120,11 @@ class PhysicalStep:
         return SampleSet(
             evidence=Evidence.SIMULATED,
             gpu=GpuInfo(name="G", power_limit_w=limit_w),
-            workload="w",
-            kernels=tuple(Kernel(name=f"k{k}", count=n) for k, n in enumerate(self.counts)),
-            order=self.order,
+            step=Step(
+                name="w",
+                kernels=tuple(Kernel(name=f"k{k}", count=n) for k, n in enumerate(self.counts)),
+                order=self.order,
+            ),
             windows=gathered(tuple(alone), in_situ=(whole,)),
         )
 

@@ -23,6 +23,7 @@ from underclock.records import (
     Mix,
     Pass,
     SampleSet,
+    Step,
     ThrottleReason,
     Window,
 )
@@ -62,9 +63,7 @@ def samples(*mixed: Window, alone: tuple[Window, ...] = ()) -> SampleSet:
     return SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="G"),
-        workload="train",
-        kernels=_KERNELS,
-        order=(0, 0, 1),
+        step=Step(name="train", kernels=_KERNELS, order=(0, 0, 1)),
         windows=gathered(
             alone, in_situ=(Window(kernel="train", time_s=5.0, energy_j=500.0),), mixed=mixed
         ),

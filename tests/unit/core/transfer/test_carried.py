@@ -17,6 +17,7 @@ from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
 from underclock.errors import DataError
 from underclock.records import Kernel, Kind, Launch, SampleSet, Step, Strategy
 from underclock.records.planned import MatchWay
+from windows import with_step
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +137,7 @@ def test_kernels_that_were_measured_after_all_are_the_same(samples: SampleSet) -
     names = {kernel.name for kernel in step.kernels[2:5]}
     some = msgspec.structs.replace(
         own,
-        kernels=step.kernels[2:5],
-        order=(),
+        step=Step(name="some", kernels=step.kernels[2:5]),
         windows=tuple(w for w in own.windows if w.kernel in names),
     )
     found = carried(samples, step, confirmed=some)
@@ -235,7 +235,7 @@ def test_rows_of_another_length_are_warned_of(
             for kernel in kernels
         )
 
-    known = msgspec.structs.replace(samples, kernels=laid_out(samples.kernels, 128))
+    known = with_step(samples, kernels=laid_out(samples.kernels, 128))
     step = gpt(batch=4)
     step = msgspec.structs.replace(step, kernels=laid_out(step.kernels, rows))
 

@@ -79,7 +79,7 @@ class Bench:
         for step in range(count):
             self.begun += 1
             for value, launch in enumerate(MARKS, start=1):
-                at_s = begins_s + (step * len(PLAN.order) + launch) * _LAUNCH_S
+                at_s = begins_s + (step * len(PLAN.step.order) + launch) * _LAUNCH_S
                 word = word_of(value, self.begun)
                 self.clock.at(at_s, functools.partial(self.page.write, word))
         self.until(follow, at_s + 0.005)

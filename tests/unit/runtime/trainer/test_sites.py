@@ -44,7 +44,7 @@ def test_every_change_has_a_mark_at_it_or_right_before() -> None:
     assert made.schedule is not None
     clocks = made.schedule.clocks
     changes = [at for at, pair in enumerate(itertools.pairwise(clocks), 1) if pair[0] != pair[1]]
-    known = [site.launch for site in sites_of(made.modules, [p for _, p in launches()])]
+    known = [site.launch for site in sites_of(made.step.modules, [p for _, p in launches()])]
 
     for at in changes:
         assert max(each for each in known if each <= at) in marks
@@ -56,7 +56,7 @@ def test_a_plan_without_a_schedule_holds_one_pair_or_says_that_it_cannot() -> No
     one = msgspec.structs.replace(plan(), schedule=None, chosen=Strategy.AUTO)
     (held,) = {*scheduled(one).clocks}
     assert (held, marked(one)[1]) == (one.launch_clocks[0], ())
-    assert len(scheduled(one).launch_s) == len(one.order)
+    assert len(scheduled(one).launch_s) == len(one.step.order)
 
     first, *_ = one.kernels
     other = msgspec.structs.replace(one.kernels[first], core_mhz=1005)
