@@ -40,7 +40,7 @@ from underclock.errors import DataError
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.costs import BY_GPU, boost_mhz, busy_w, duration_s
-from underclock.records import SampleSet, Window
+from underclock.records import SampleSet, Step, Window
 
 _NOISE = 0.02  # of a row
 _LEAST_ROWS, _LEAST_CORE_CLOCKS = 2, 4  # as many clocks as a kernel has constants
@@ -240,7 +240,8 @@ def held_out(
         rest = tuple(kernel for kernel in sample_set.kernels if kernel not in out)
         names = {kernel.name for kernel in rest}
         windows = tuple(s for s in sample_set.samples if s.kernel in names)
-        others = msgspec.structs.replace(sample_set, kernels=rest, windows=windows)
+        of_rest = Step(name=sample_set.workload, kernels=rest)
+        others = msgspec.structs.replace(sample_set, step=of_rest, windows=windows)
         known = calibrate(others, start, limit_w, held)
         left_out = [kernel.name for kernel in out]
         beside = _free(others, limit_w)

@@ -36,6 +36,18 @@ _ROOMS = {  # where a public name lives, from the most specific on; and what suc
     "records": "Records",
     "": "What functions take",
 }
+_RECORDS = [
+    "common",
+    "work",
+    "measured",
+    "choices",
+    "planned",
+    "outcomes",
+    "latencies",
+    "job",
+    "serving",
+    "runs",
+]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -94,6 +106,8 @@ def _python_api() -> str:
     for kind in dict.fromkeys(_ROOMS.values()):
         parts.append(f"## {kind}")
         parts += [f"::: underclock.{name}" for name in sorted(names[kind])]
+    parts.append("## Records and errors in full")
+    parts += [f"::: underclock.records.{room}" for room in _RECORDS] + ["::: underclock.errors"]
     parts.append("## Simulated GPUs for tests of your own")
     parts += [f"::: underclock.testing.{name}" for name in testing.__all__]
     return "\n\n".join(parts)

@@ -28,11 +28,11 @@ import yaml
 
 import underclock
 from small_training import SCRIPT
-from underclock import Kernel, Step
 from underclock.app import main
 from underclock.app.main import cli
 from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.ledger import LEDGER
+from underclock.records import Kernel, Step
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import write_document
 from underclock.testing import served_gpus

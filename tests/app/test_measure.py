@@ -88,7 +88,7 @@ def test_a_killed_campaign_loses_nothing_and_goes_on(step: Step, tmp_path: Path)
         "underclock.measure(step, gpu='sim:rtx3080ti', to=sys.argv[2], progress=kill,\n"
         "    campaign=underclock.Campaign(\n"
         "        core_mhz=(1050, None), mem_mhz=(9501, None), repeats=2),\n"
-        "    measuring=underclock.MeasurementSettings(kernel_warm_s=1.0, window_s=1.0))\n"
+        "    measuring=underclock.records.MeasurementSettings(kernel_warm_s=1.0, window_s=1.0))\n"
     )
     ended = subprocess.run([sys.executable, "-c", script, step_file, path], check=False)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from underclock import Tally
 from underclock.app import main
 from underclock.app.output import (
     clean,
@@ -19,6 +18,7 @@ from underclock.app.output import (
     progress_bar,
     share_bar,
 )
+from underclock.campaign.progress import Tally
 
 _EVIL = "a\x1b[2J\x1b]0;pwned\x07\x9b31m\u202eb"
 _STEERS = ("\x1b", "\x07", "\x9b", "\u202e")

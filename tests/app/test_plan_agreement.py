@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invented import page_data, page_table, printed
-from underclock import Campaign, Goal, Step, Verdict, measure, plan, trace, validate
+from underclock import Campaign, Goal, Step, measure, plan, trace, validate
 from underclock.campaign.loop import course_of
 from underclock.hw.measurer import BRISK
 from underclock.records import (
@@ -26,6 +26,7 @@ from underclock.records import (
     Pass,
     Plan,
     SampleSet,
+    Verdict,
     Window,
 )
 from underclock.report import page, plan_tables

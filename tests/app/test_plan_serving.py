@@ -106,7 +106,7 @@ Family = list[SampleSet]
 _REFUSED: list[tuple[Callable[[Family], Family], str, str]] = [
     (lambda f: [*f, f[0]], "both of decode at batch 1, context 1024", "leave one"),
     (
-        lambda f: [*f, _of_pass(f[0], Pass.DECODE)],
+        lambda f: [*f, with_step(f[0], order=f[0].order[::-1])],
         "both of decode",
         "shapes change within its batch",
     ),

@@ -94,7 +94,8 @@ class Confirm:
         kernels = tuple(step.kernels[k] for k in sorted(chosen))
         names = {kernel.name for kernel in kernels}
         windows = tuple(window for window in own.windows if window.kernel in names)
-        return msgspec.structs.replace(own, kernels=kernels, order=(), modules=(), windows=windows)
+        of_these = Step(name=step.name, kernels=kernels)
+        return msgspec.structs.replace(own, step=of_these, windows=windows)
 
 
 def _held_alone(found: Carried, kernel: int, planned: Clocks) -> Clocks:
