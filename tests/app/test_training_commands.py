@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from underclock.app import launching
-from underclock.app.looking import Look
+from underclock.app.looking import TraceRequest
 from underclock.errors import UsageError
 from underclock.records import Pass, Step
 from underclock.store import read_document
@@ -222,8 +222,8 @@ def test_what_ends_the_launcher_ends_the_command(number: signal.Signals) -> None
     assert number == signal.SIGKILL or Path("last.pt").read_text() == "step 90000"
 
 
-def look_at(folder: Path, words: tuple[str, ...] = ()) -> Look:
-    return Look(folder=str(folder), name="sh", latest=20, measure=words, cwd=".")
+def look_at(folder: Path, words: tuple[str, ...] = ()) -> TraceRequest:
+    return TraceRequest(folder=str(folder), name="sh", latest=20, measure=words, cwd=".")
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "tp", "ddp", "late-spawned"])

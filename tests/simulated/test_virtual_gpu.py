@@ -26,7 +26,7 @@ from underclock.hw import nvml
 from underclock.hw.base import Durations, Progress
 from underclock.hw.nvml import NvmlGpu, shown_by_cuda
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.simulated.costs import GAIN_WITHIN, Costs, heater
+from underclock.hw.simulated.costs import GAIN_WITHIN, SimulatedCosts, heater
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.rig import Rig, simulated_rig
@@ -223,7 +223,7 @@ def test_no_kernel_exceeds_the_peak_of_power_though_the_clock_reads_boost(hot_ri
     model = hot_rig.device.model
     assert model.peak_w is not None
     held, free = (
-        Costs(model.constants, model.core_mhz, peak_w).at(heater(model), 1980.0, 3201)
+        SimulatedCosts(model.constants, model.core_mhz, peak_w).at(heater(model), 1980.0, 3201)
         for peak_w in (model.peak_w, None)
     )
     product = Kernel(name="product", kind=Kind.GEMM, flops=2.0 * 8192**3, bytes_moved=6.0 * 8192**2)

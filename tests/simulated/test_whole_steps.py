@@ -23,7 +23,7 @@ from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.gpus.models import GpuModel, Latency, SwitchingModel, gpu_model
 from underclock.hw.lease import ClockLeases
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.simulated.costs import Costs, LaunchCost
+from underclock.hw.simulated.costs import LaunchCost, SimulatedCosts
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import (
     AUTO,
@@ -189,7 +189,7 @@ def _costs(model: str, launches: Sequence[Kernel], clocks: Sequence[Clocks]) -> 
     """Return what physics says of launches at locks that no cap lowers."""
     with simulated_rig(model) as rig:
         gpu = rig.device.model
-        costs = Costs(rig.device.constants, gpu.core_mhz)
+        costs = SimulatedCosts(rig.device.constants, gpu.core_mhz)
         return [
             costs.at(gpu.kernel(kernel), float(at.core_mhz or 0), at.mem_mhz or gpu.mem_mhz[-1])
             for kernel, at in zip(launches, clocks, strict=True)

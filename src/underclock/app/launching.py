@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from underclock.app.looking import RUNNING, Look, RankStatus, statuses
+from underclock.app.looking import RUNNING, RankStatus, TraceRequest, statuses
 from underclock.errors import MeasurementError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.gpu_names import parse_gpu
@@ -55,7 +55,7 @@ _GATE = (
 
 def looked_at(
     command: TrainingCommand,
-    look: Look,
+    look: TraceRequest,
     *,
     say: Callable[[str], None],
     phase: Callable[[TracePhase], None] = lambda _phase: None,
@@ -126,7 +126,7 @@ def trace_command(
             if phase is TracePhase.MEASURING and to is not None:
                 write_document(to, read_document(folder / "step.rank0.json", Step), force=force)
 
-        look = Look(
+        look = TraceRequest(
             folder=str(folder),
             name=command.name,
             latest=command.latest,

@@ -46,7 +46,7 @@ RANK_LATE_S = 120.0
 """Longest wait of one rank for another at the end of a step, in s."""
 
 
-class Look(Record, frozen=True, kw_only=True):
+class TraceRequest(Record, frozen=True, kw_only=True):
     """What is to be looked at in a training command's processes."""
 
     folder: str  # where each rank leaves what it finds and says how it goes
@@ -97,7 +97,7 @@ def statuses(folder: Path) -> Iterator[RankStatus]:
 
 def begin(torch: Any) -> None:
     """Look at the steps of the script that imported PyTorch, as the environment says."""
-    look = msgspec.json.decode(Path(os.environ[LOOK]).read_bytes(), type=Look)
+    look = msgspec.json.decode(Path(os.environ[LOOK]).read_bytes(), type=TraceRequest)
     keep_quiet()
     if not look.assume and _number("WORLD_SIZE", 1) == 1:
         # Where the script first touches CUDA: gradients are gathered on the stream on which a
@@ -126,7 +126,7 @@ class _Rank:
 class _Looker:
     """Looks at the steps of this process, and ends it when that is done."""
 
-    def __init__(self, torch: Any, look: Look) -> None:
+    def __init__(self, torch: Any, look: TraceRequest) -> None:
         self._torch = torch
         self._look = look
         self._clock = SystemClock()

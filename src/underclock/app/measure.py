@@ -228,7 +228,7 @@ def measure_in_command(
     Words after ``underclock measure`` that name no step measure the captured one, ``step_near``.
     """
     from underclock.app.launching import looked_at, looking_folder
-    from underclock.app.looking import Look
+    from underclock.app.looking import TraceRequest
     from underclock.records import Step
     from underclock.store import read_document
     from underclock.tracing.source import source_of_command
@@ -237,7 +237,7 @@ def measure_in_command(
     with looking_folder() as folder:
         looked_at(
             command,
-            Look(
+            TraceRequest(
                 folder=str(folder),
                 name=command.name,
                 latest=command.latest,

@@ -24,7 +24,7 @@ from underclock.errors import NoRoomError, UsageError
 from underclock.gpus.models import gpu_model
 from underclock.hw.base import Launcher, Loop
 from underclock.hw.measurer import BRISK, GpuMeasurer
-from underclock.hw.simulated.costs import Costs
+from underclock.hw.simulated.costs import SimulatedCosts
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import (
     ALONE,
@@ -271,6 +271,6 @@ def test_what_the_cap_holds_at_a_lock_is_measured_thinned_out(tmp_path: Path) ->
     for clocks in {asked for name, asked in capped if name == kernel.name}:
         c = fit.posterior.settings.index(clocks)
         at = float(clocks.core_mhz or 0), truth.mem_mhz[-1]
-        costs = Costs(truth.constants, truth.core_mhz, truth.peak_w)
+        costs = SimulatedCosts(truth.constants, truth.core_mhz, truth.peak_w)
         time_s = costs.at(truth.kernel(kernel), *at).duration_s
         assert fit.posterior.log_s[0, c] == pytest.approx(math.log(time_s), abs=0.005)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.statistics.repeats import Runs, Weighed, weighed
+from underclock.core.statistics.repeats import RepeatedRuns, Weighed, weighed
 from underclock.core.step.power_cap import driver_says, is_power_capped
 from underclock.errors import DataError
 from underclock.records import ALONE, Clocks, GpuInfo, Kernel, SampleSet, Step, Window
@@ -242,7 +242,7 @@ class TableRuns:
     kernel: Ints
     setting: Ints
     mem_mhz: Floats
-    quantities: tuple[Runs, Runs]
+    quantities: tuple[RepeatedRuns, RepeatedRuns]
 
 
 def runs_of(
@@ -257,7 +257,7 @@ def runs_of(
     mem_mhz = np.array([float(c.mem_mhz or 0) for c in settings])
     values = np.log([[s.time_s for s in samples], [s.energy_j for s in samples]])
     time, energy = (
-        Runs(log=each, row=row, kernel=kernel, log_mhz=log_mhz[setting]) for each in values
+        RepeatedRuns(log=each, row=row, kernel=kernel, log_mhz=log_mhz[setting]) for each in values
     )
     return TableRuns(
         kernel=kernel, setting=setting, mem_mhz=mem_mhz[setting], quantities=(time, energy)

@@ -71,7 +71,7 @@ class Exact:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SearchNode:
     """The relaxed optimum where some groups are fixed.
 
     Attributes:
@@ -165,7 +165,7 @@ class Tree:
         passed = (self.taken[gone + 1] - time[1:]).searchsorted(left, side="right")
         return left + time[passed], np.append(0.0, np.cumsum(self.steps.energy[gone]))[passed]
 
-    def _relaxed(self, fixed: dict[int, int]) -> Node:
+    def _relaxed(self, fixed: dict[int, int]) -> SearchNode:
         """Solve the relaxed problem where groups are fixed, and offer a choice near it."""
         groups, settings = (np.array(list(each), np.int64) for each in (fixed, fixed.values()))
         time, energy = self._beyond(groups, settings)
@@ -173,7 +173,7 @@ class Tree:
         fits = int(self.taken.searchsorted(taken, side="right")) - 1
         base = self.steps.choice_after(fits)
         base[groups] = settings
-        node = Node(
+        node = SearchNode(
             fixed,
             base,
             fits,
@@ -184,13 +184,13 @@ class Tree:
         self._offer(node, *_greedy(self.steps, fits, node.slack, set(fixed)))
         return node
 
-    def _offer(self, node: Node, moves: dict[int, int], energy: int) -> None:
+    def _offer(self, node: SearchNode, moves: dict[int, int], energy: int) -> None:
         """Take a node's base, with some groups moved, if it is better than the best choice."""
         if node.energy + energy < self.best:
             self.best, self.choice = node.energy + energy, node.base.copy()
             self.choice[list(moves)] = list(moves.values())
 
-    def _decide(self, node: Node, max_labels: int) -> float:
+    def _decide(self, node: SearchNode, max_labels: int) -> float:
         """Decide all groups that may move; return the least bound lost for want of labels."""
         quanta, steps, ceiling = self.quanta, self.steps, self.best - node.energy
         near = np.clip([node.fits + k for k in _NEARBY], 0, len(steps.rate) - 1)

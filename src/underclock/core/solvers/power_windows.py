@@ -116,7 +116,7 @@ class WindowedGroups:
         return np.where(over_w > self.limit_w * _SLACK, over_w, 0.0)
 
     def _search(self, knapsack: Problem, effort: Effort, rounds: int) -> BelowLimit:
-        search = _Search(groups=self, knapsack=knapsack, effort=effort)
+        search = _MultiplierSearch(groups=self, knapsack=knapsack, effort=effort)
         search.run(rounds)
         return BelowLimit(choice=search.best, bound_j=search.bound_j)
 
@@ -132,7 +132,7 @@ class _Met:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Search:
+class _MultiplierSearch:
     """A search for the best choice under the limit."""
 
     groups: WindowedGroups

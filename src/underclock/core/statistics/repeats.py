@@ -29,7 +29,7 @@ _ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runs:
+class RepeatedRuns:
     """Runs of the rows of a table.
 
     Attributes:
@@ -73,7 +73,7 @@ class Weighed:
         return odd
 
 
-def weighed(runs: Runs) -> Weighed:
+def weighed(runs: RepeatedRuns) -> Weighed:
     """Weigh the repeats of every row by how far they are from each other."""
     # The rows of each kernel and how much alike their clocks are: so they scatter alike.
     among = []
@@ -125,7 +125,7 @@ def counts_for(square: Floats, scatter: Floats) -> Floats:
 
 
 def _scatter(
-    runs: Runs, among: list[tuple[Ints, Floats]], squares: Floats, freedom: Floats
+    runs: RepeatedRuns, among: list[tuple[Ints, Floats]], squares: Floats, freedom: Floats
 ) -> Floats:
     """Return the usual deviation of a run of each row, pooled over rows that are alike. Shape (C,).
 

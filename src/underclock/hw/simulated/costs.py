@@ -67,7 +67,7 @@ def flops_for(gpu: str, lasts_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(_FLOPS * max(each_s - kernel.fixed_s, 0.0) / took_s for each_s in lasts_s)
 
 
-class Costs:
+class SimulatedCosts:
     """Durations and powers on one GPU."""
 
     def __init__(

@@ -20,7 +20,7 @@ from underclock.hw.simulated.clocks import (
     PowerLoop,
     snap,
 )
-from underclock.hw.simulated.costs import Costs, LaunchCost, UnitVariation
+from underclock.hw.simulated.costs import LaunchCost, SimulatedCosts, UnitVariation
 from underclock.hw.simulated.faults import FaultKind, slowdown
 from underclock.hw.simulated.work import BEYOND_S, LaunchLoop, Neighbour, turn
 from underclock.physics.constants import KernelConstants
@@ -72,8 +72,8 @@ class VirtualGpu:
         self.setter_call_s = self._locks.switching.setter.draws(setter_calls)
         self._noise = noise
         self._stalled_until_s = 0.0
-        free = Costs(self.constants, model.core_mhz, model.peak_w)
-        held = Costs(self.constants, model.core_mhz, model.peak_w, model.memory_lock)
+        free = SimulatedCosts(self.constants, model.core_mhz, model.peak_w)
+        held = SimulatedCosts(self.constants, model.core_mhz, model.peak_w, model.memory_lock)
         self._costs_of = {False: free, True: held if model.memory_lock != free.lock else free}
         self._costs = free  # those of a memory that is held by itself, while it is
         self._cost = self._costs.at(None, float(model.core_mhz[0]), model.mem_mhz[0])

@@ -37,8 +37,8 @@ class Latencies:
     """Calls and delays of one GPU."""
 
     def __init__(self) -> None:
-        self._calls = _Seen()
-        self._delays = _Seen()
+        self._calls = _SeenClock()
+        self._delays = _SeenClock()
 
     def returned(self, domain: Domain, to_mhz: int | None, call_s: float) -> None:
         """Note how long a setter blocked; setting and giving back are calls of their own."""
@@ -72,7 +72,7 @@ class Latencies:
         return self.delay_s(change) + believed.delay_p95_s - believed.delay_s
 
 
-class _Seen:
+class _SeenClock:
     """Durations that were seen, and what is usual once they are enough."""
 
     def __init__(self) -> None:

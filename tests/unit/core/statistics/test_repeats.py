@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from underclock.arrays import Floats
 from underclock.core.statistics.change_point import find_change, moves
-from underclock.core.statistics.repeats import Runs, weighed
+from underclock.core.statistics.repeats import RepeatedRuns, weighed
 
 _ROWS = 12
 
 
-def _runs(log: Floats) -> Runs:
+def _runs(log: Floats) -> RepeatedRuns:
     """Return as many runs of each of a kernel's rows as there are columns."""
     rows, many = log.shape
-    return Runs(
+    return RepeatedRuns(
         log=log.ravel(),
         row=np.repeat(np.arange(rows), many),
         kernel=np.zeros(rows, dtype=np.int64),
