@@ -29,7 +29,7 @@ from small_training import plan
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
-from underclock.records import Plan, Segment
+from underclock.records import Plan, Segment, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import AskLine, EndLine
 from underclock.runtime.controller.log import read_log
@@ -73,9 +73,12 @@ def planned() -> tuple[Plan, RankPart]:
     whole = msgspec.structs.replace(
         made,
         kernels={kernel.name: choice},
-        runs=(kernel,),
-        order=(0,) * LAUNCHES,
-        modules=("first",) * LAUNCHES,
+        step=Step(
+            name=made.workload,
+            kernels=(kernel,),
+            order=(0,) * LAUNCHES,
+            modules=("first",) * LAUNCHES,
+        ),
         schedule=schedule,
     )
     return whole, RankPart(sites=sites, schedules=(schedule,))

@@ -32,7 +32,7 @@ from underclock.core.planning.strategies import choose_kernels
 from underclock.core.statistics.student import student_quantile
 from underclock.core.step.cost_table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
-from underclock.records import Clocks, Record, SampleSet, Window
+from underclock.records import Clocks, Record, SampleSet, Step, Window
 from underclock.records.measured import renumbered
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
@@ -140,7 +140,10 @@ def repeated_rows(sample_set: SampleSet, wanted: Clocks | None) -> tuple[SampleS
     kernels = tuple(kernel for kernel in sample_set.kernels if kernel.name in names)
     # Kernels by themselves: a whole step was not run under the plan.
     isolated = msgspec.structs.replace(
-        sample_set, kernels=kernels, windows=(), order=(), warnings=()
+        sample_set,
+        step=Step(name=sample_set.workload, kernels=kernels),
+        windows=(),
+        warnings=(),
     )
     return _with(isolated, kept), auto
 

@@ -28,7 +28,7 @@ from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import choose_kernels, solve_strategies
 from underclock.core.step.cost_table import CostTable, cost_table
 from underclock.errors import DataError
-from underclock.records import Clocks, SampleSet, Strategy
+from underclock.records import Clocks, SampleSet, Step, Strategy
 from underclock.store import read_samples
 
 SWEEPS = (
@@ -71,9 +71,10 @@ def measured(name: str, kernels: int, seed: int | None = None, runs: int | None 
     names = [kernel.name for kernel in whole.kernels]
     random = np.random.default_rng(len(names) if seed is None else [len(names), seed])
     kept = set(random.permutation(names)[:kernels].tolist())
+    of = tuple(kernel for kernel in whole.kernels if kernel.name in kept)
     some = msgspec.structs.replace(
         whole,
-        kernels=tuple(kernel for kernel in whole.kernels if kernel.name in kept),
+        step=Step(name=whole.workload, kernels=of),
         windows=tuple(
             s for s in whole.samples if s.kernel in kept and (runs is None or s.repeat < runs)
         ),
