@@ -139,12 +139,8 @@ def repeated_rows(sample_set: SampleSet, wanted: Clocks | None) -> tuple[SampleS
     kept = [sample for sample in samples if (sample.kernel, sample.asked) in repeated]
     kernels = tuple(kernel for kernel in sample_set.kernels if kernel.name in names)
     # Kernels by themselves: a whole step was not run under the plan.
-    isolated = msgspec.structs.replace(
-        sample_set,
-        step=Step(name=sample_set.workload, kernels=kernels),
-        windows=(),
-        warnings=(),
-    )
+    step = Step(name=sample_set.workload, kernels=kernels)
+    isolated = msgspec.structs.replace(sample_set, step=step, windows=(), warnings=())
     return _with(isolated, kept), auto
 
 
