@@ -102,7 +102,7 @@ def learned(gpu: str, model: str, budget: float, seed: int, *, same: bool = Fals
     board, random = Board(gpu, model), np.random.default_rng(seed)
     if same:
         board.time_s[:], board.energy_j[:] = board.time_s[-1], board.energy_j[-1]
-    learner = Learner(board.core_mhz, segments=1, budget=budget, seed=seed)
+    learner = Learner(board.core_mhz, budget=budget, seed=seed)
     drift, now_s, blocks = 0.0, 0.0, list[tuple[float, float, int]]()
     while learner.stage is not LearningStage.HELD and len(blocks) < _MOST_BLOCKS:
         at = _at(board, learner, learner.choice)

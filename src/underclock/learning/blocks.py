@@ -3,20 +3,23 @@
 All GPUs of a run take the same clocks in the same steps. A block is some whole steps after its
 clocks have settled; its time is that of the slowest GPU, its energy that of all. A step that was
 interrupted, by a checkpoint or an evaluation, counts for none.
+
+Marks cut a step into pieces. While one clock is looked for, the controller times how long clocks
+take to change; then pieces that last long enough for that get clocks of their own.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from underclock.arrays import Floats, Ints
 from underclock.core.statistics.change_point import robust_sigma
 from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.response import BlockReading
-from underclock.records import AUTO, Clocks
 from underclock.records.runs import LEARNED, TRIED, ArmLine, StepLine
 from underclock.units import format_duration, format_percent
 
@@ -26,6 +29,11 @@ _INTERRUPTED = 2.0  # times what a step takes at auto
 _DEAR, _DEAR_S, _DEAR_STEPS = 3.0, 0.3, 2  # of the budget, and how long a block is seen before
 _DEAR_ERRORS, _REMEMBERED = 4.0, 100  # standard errors; of steps at auto
 _FOLLOWED, _UNFOLLOWED = 0.01, 3  # of a clock; blocks in a row that ran so much faster
+_BIN_MHZ = 8.0  # half of what core clocks are apart
+_CHANGES = 3  # that say how long one takes
+_HELD_FOR = 2.0  # times what a change takes: shorter stretches get no clock of their own
+_ASSUMED_CHANGE_S = 1e-3, 9e-3  # call and delay, where nothing is set
+_WHOLE = ("step",)
 _NOTHING = "no clock saves energy within the budget of time: clocks are left to the driver"
 
 
@@ -36,6 +44,7 @@ class EndedStep(Protocol):
     time_s: float
     steps: int
     stalled_s: float
+    between_s: tuple[float, ...] | None
 
     @property
     def ended_s(self) -> float:
@@ -52,8 +61,9 @@ class _Seen:
     energy_j: float = 0.0
     metered: int = 0  # steps whose energy is known
     read_mhz: list[float] = field(default_factory=list)
+    pieces_s: list[tuple[float, ...]] = field(default_factory=list)  # of steps seen by all marks
 
-    def add(self, line: StepLine) -> None:
+    def add(self, step: EndedStep, line: StepLine) -> None:
         self.steps += line.steps
         self.time_s += line.steps * line.time_s
         if line.energy_j is not None:
@@ -61,6 +71,8 @@ class _Seen:
             self.energy_j += line.steps * line.energy_j
         if line.core_mhz is not None:
             self.read_mhz.append(line.core_mhz)
+        if step.between_s is not None:
+            self.pieces_s.append(step.between_s)
 
 
 class JobLearning:
@@ -72,29 +84,76 @@ class JobLearning:
         dry: Whether nothing is set, and what would be tried is chosen all the same.
 
     Attributes:
-        holds: For each GPU, what is called with the clocks to hold from now on.
+        holds: For each GPU, what is called with the core clock in MHz of each piece from now on;
+            ``None`` is auto.
+        change_s: How long a call that sets a clock takes, and how long the clock takes from then.
     """
 
     def __init__(
         self, core_mhz: Sequence[int], max_slowdown: float, *, seed: int = 0, dry: bool = False
     ) -> None:
-        self._learner = Learner(core_mhz, segments=1, budget=max_slowdown, seed=seed)
+        self._core_mhz, self._budget, self._seed = core_mhz, max_slowdown, seed
         self._dry = dry
-        self.holds: list[Callable[[Clocks], None]] = []
+        self.holds: list[Callable[[Sequence[int | None]], None]] = []
+        self._kinds: dict[int, tuple[Hashable, ...]] = {}  # of each GPU's pieces
+        self.change_s = _ASSUMED_CHANGE_S
+        self._changes_s: list[tuple[float, float]] = []
+        self._begin(_WHOLE)
         self._active: set[int] = set()  # GPUs that have passed a step
         self._seen: dict[int, _Seen] = {}
         self._warming, self._warm_s = _WARMING_STEPS, math.nan
         self._from_s, self._latest_s = math.inf, -math.inf  # when steps count; the last that ended
-        self._held = AUTO
         self._brief = _Seen()  # this block, before its energy is known
         self._autos_s: deque[float] = deque(maxlen=_REMEMBERED)  # steps at auto
         self._unfollowed = 0
         self._why = ""  # nothing is learned any more
 
+    def _begin(self, kinds: tuple[Hashable, ...]) -> None:
+        self._cut, self._shares = kinds, np.full(len(kinds), math.nan)
+        self._learner = Learner(self._core_mhz, budget=self._budget, seed=self._seed, kinds=kinds)
+        if self._dry:
+            self._learner.least_s = _HELD_FOR * sum(self.change_s)
+        self._held: tuple[int | None, ...] = (None,) * len(kinds)
+
+    def cut(self, gpu: int, kinds: tuple[Hashable, ...]) -> None:
+        """Take note of the pieces of a GPU's steps; where they differ, steps are not cut."""
+        self._kinds[gpu] = kinds
+        common = kinds if len({*self._kinds.values()}) == 1 else _WHOLE
+        if common != self._cut:
+            self._begin(common)
+            self._hold()
+
+    @property
+    def times_changes(self) -> bool:
+        """Whether it is to be found out how long clocks take to change."""
+        return self._learner.stage is LearningStage.ONE_CLOCK and len(self._cut) > 1
+
+    def changed(self, call_s: float, delay_s: float | None) -> None:
+        """Take note of what a change took; ``None`` where the power cap keeps clocks lower."""
+        if delay_s is not None:
+            self._changes_s.append((call_s, delay_s))
+        if len(self._changes_s) >= _CHANGES:
+            calls_s, delays_s = np.median(self._changes_s, axis=0)
+            self.change_s = float(calls_s), float(delays_s)
+            self._learner.least_s = _HELD_FOR * sum(self.change_s)
+
+    def _hold(self) -> None:
+        for hold in self.holds:
+            hold(self._held)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is looked for now."""
+        return bool(self._why) or self._learner.stage is LearningStage.HELD
+
+    @property
+    def _is_auto(self) -> bool:
+        return {*self._held} == {None}
+
     @property
     def label(self) -> str:
         """What steps that end now count for in the log."""
-        if self._held == AUTO:
+        if self._is_auto:
             return "auto"
         held = self._learner.stage in {LearningStage.TRIAL, LearningStage.HELD}
         return LEARNED if held else TRIED
@@ -112,7 +171,7 @@ class JobLearning:
         if not self._counts(step):
             return ""
         auto_s, brief = self._learner.auto_s, self._brief
-        if self._held == AUTO or auto_s is None:
+        if self._is_auto or auto_s is None:
             self._autos_s.append(step.time_s)
             return ""
         brief.steps += step.steps
@@ -131,7 +190,7 @@ class JobLearning:
         """Take note of what a step drew; return words for the log, if any."""
         if not self._counts(step):
             return ""
-        self._seen.setdefault(gpu, _Seen()).add(line)
+        self._seen.setdefault(gpu, _Seen()).add(step, line)
         if self._active != self._seen.keys():
             return ""
         some = list(self._seen.values())
@@ -148,42 +207,86 @@ class JobLearning:
         self, some: Sequence[_Seen], ended_s: float | None = None, *, was_left: bool = False
     ) -> str:
         """Hand a block to the learner, and hold what it chooses next."""
-        learner, asked_mhz = self._learner, self._held.core_mhz
+        learner = self._learner
         energies_j = [each.energy_j / each.metered for each in some if each.metered]
         read_mhz = [mhz for each in some for mhz in each.read_mhz]
-        ran_mhz = sum(read_mhz) / len(read_mhz) if read_mhz else asked_mhz
-        if asked_mhz is not None and ran_mhz is not None and not self._dry:
-            is_unfollowed = ran_mhz > (1.0 + _FOLLOWED) * asked_mhz
-            self._unfollowed = self._unfollowed + 1 if is_unfollowed else 0
+        times_s = self._times_s(max(some, key=lambda each: each.time_s / each.steps))
         before = learner.stage
-        if ran_mhz is None:
+        if times_s is None:  # no step was seen by all its marks: they are not cut
+            self._begin(_WHOLE)
+            learner = self._learner
+        elif self._is_auto and not read_mhz:
             self._why = "the GPU's core clock cannot be read, so nothing can be learned"
-        elif self._unfollowed == _UNFOLLOWED:
+        elif not self._is_followed(read_mhz):
             self._why = (
-                f"the driver accepted {asked_mhz} MHz, and the GPU ran at {ran_mhz:.0f} MHz: it "
-                "does not follow, so its clocks are left to the driver"
+                f"the driver accepted {self._held[0]} MHz, and the GPU ran at "
+                f"{np.mean(read_mhz):.0f} MHz: it does not follow, so its clocks are left to the "
+                "driver"
             )
         else:
             learner.ended(
                 BlockReading(
-                    at_auto=asked_mhz is None,
-                    core_mhz=np.array([float(asked_mhz or max(read_mhz))]),
-                    times_s=np.array([max(each.time_s / each.steps for each in some)]),
+                    at_auto=self._is_auto,
+                    core_mhz=self._ran_mhz(read_mhz, times_s),
+                    times_s=times_s,
                     energy_j=sum(energies_j) if len(energies_j) == len(some) else None,
                     steps=some[0].steps,
                 ),
                 was_left=was_left,
             )
-        choice = -1 if self._why else int(learner.choice[0])
-        clocks = AUTO if choice < 0 else Clocks(core_mhz=learner.core_mhz[choice])
+        is_auto = bool(self._why) or bool((learner.choice < 0).all())
+        held = tuple(
+            None if is_auto else learner.core_mhz[int(learner.choice[segment])]
+            for segment in learner.segments
+        )
         self._seen.clear()
         self._brief = _Seen()
-        if clocks != self._held:
-            self._held, ended_s = clocks, None
-            for hold in self.holds:
-                hold(clocks)
+        if held != self._held:
+            self._held, ended_s = held, None
+        if ended_s is None or learner.stage is not before:
+            self._hold()
         self._from_s = self._latest_s + _SETTLING_S if ended_s is None else ended_s
         return self._why or ("" if learner.stage is before else self._news(before))
+
+    def _times_s(self, slowest: _Seen) -> Floats | None:
+        """Return what each piece took, the mean over steps; ``None`` where that was never seen."""
+        step_s = slowest.time_s / slowest.steps
+        if len(self._cut) == 1:
+            return np.array([step_s])
+        if slowest.pieces_s:
+            pieces_s = np.mean(slowest.pieces_s, axis=0)
+            self._shares = pieces_s / pieces_s.sum()
+        return None if np.isnan(self._shares).any() else step_s * self._shares
+
+    def _is_followed(self, read_mhz: Sequence[float]) -> bool:
+        """Whether the GPU still may run at the clock it is held at; looked at where it has one."""
+        asked_mhz = self._held[0]
+        if asked_mhz is None or len({*self._held}) > 1 or not read_mhz or self._dry:
+            return True
+        is_unfollowed = bool(np.mean(read_mhz) > (1.0 + _FOLLOWED) * asked_mhz)
+        self._unfollowed = self._unfollowed + 1 if is_unfollowed else 0
+        return self._unfollowed < _UNFOLLOWED
+
+    def _ran_mhz(self, read_mhz: Sequence[float], times_s: Floats) -> Floats:
+        """Return the clock of each piece: what was asked for, or what the power cap left of it.
+
+        The cap lowers one ceiling for all pieces; it is where their mean is what was read.
+        """
+        if self._is_auto:
+            return np.full(len(self._held), max(read_mhz))
+        asked_mhz = np.array(self._held, dtype=np.float64)
+        shares = times_s / times_s.sum()
+        mean_mhz = float(shares @ asked_mhz)
+        scatter_mhz = math.sqrt(float(shares @ (asked_mhz - mean_mhz) ** 2))
+        unsure_mhz = _BIN_MHZ + 3.0 * scatter_mhz / math.sqrt(max(1, len(read_mhz)))
+        if self._dry or not read_mhz or np.mean(read_mhz) >= mean_mhz - unsure_mhz:
+            return asked_mhz
+        ceilings_mhz = np.append(0.0, np.unique(asked_mhz))
+        means_mhz = np.minimum(asked_mhz, ceilings_mhz[:, None]) @ shares
+        ran_mhz: Floats = np.minimum(
+            asked_mhz, np.interp(np.mean(read_mhz), means_mhz, ceilings_mhz)
+        )
+        return ran_mhz
 
     def _news(self, before: LearningStage) -> str:
         """Say what a stage that ended found."""
@@ -192,11 +295,17 @@ class JobLearning:
             return f"a step takes {format_duration(learner.auto_s)} at auto; {stage}"
         if learner.best is None:
             return _NOTHING if stage is LearningStage.HELD else str(stage)
-        best = f"core {learner.core_mhz[int(learner.best[0])]} MHz"
+        best = f"core {self._named(learner.best)}"
         if stage is LearningStage.HELD and learner.saving is not None:
             energy, time = (format_percent(each.mean) for each in learner.saving)
             return f"{best} changes energy by {energy} at {time} time; {stage}"
         return f"{best} is best so far, after {learner.blocks} blocks; {stage}"
+
+    def _named(self, best: Ints) -> str:
+        mhz = [self._learner.core_mhz[int(each)] for each in best]
+        if min(mhz) == max(mhz):
+            return f"{mhz[0]} MHz"
+        return f"{min(mhz)} to {max(mhz)} MHz in {len(mhz)} segments"
 
     def differences(self, gpu: int) -> tuple[ArmLine, ...]:
         """Return what the trial found so far; nothing where there was none, or it was dry."""
@@ -225,7 +334,7 @@ class JobLearning:
         if learner.stage is LearningStage.HELD:
             return _NOTHING
         best = learner.best
-        mhz = "" if best is None else f"; {learner.core_mhz[int(best[0])]} MHz was best so far"
+        mhz = "" if best is None else f"; {self._named(best)} was best so far"
         return (
             f"the job ended after {learner.blocks} blocks, before it was known what clocks save"
             f"{mhz}: learning takes some minutes"

@@ -1,10 +1,11 @@
 """Which clocks to try in the next block of a running job, until the best are known and proven.
 
 First auto, then one clock for the whole step, by a few looks between what is fast and where the
-time budget ends, then clocks of each segment around the best of these. In both, a block takes the
-choice that is best for one draw of what is known (Thompson sampling), within a region around the
-best known choice that grows. When what may still be gained is little, auto and the learned clocks
-take turns until the saving is known well enough; then those clocks are held.
+time budget ends, then clocks of each segment around the best of these. A step is cut at marks into
+pieces; which of them share a clock is decided once it is known how fast clocks change. In both, a
+block takes the choice that is best for one draw of what is known (Thompson sampling), within a
+region around the best known choice that grows. When what may still be gained is little, auto and
+the learned clocks take turns until the saving is known well enough; then those clocks are held.
 
 A pure state machine: whoever drives it asks for `choice`, holds that for a block and says what the
 block took. Time that looks cost is paid back: what was lost over the budget lowers the budget of
@@ -13,7 +14,7 @@ the next blocks.
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -23,6 +24,7 @@ from underclock.core.solvers import Effort, Problem, solve
 from underclock.core.statistics.change_point import robust_sigma
 from underclock.core.statistics.verdict import MeanChange, paired_change
 from underclock.learning.response import BlockReading, Response
+from underclock.learning.segments import merged_kinds
 from underclock.records import Status
 
 _AUTO_BLOCKS = 3  # before anything is tried
@@ -47,6 +49,7 @@ _BARRED = 30  # blocks in which clocks as low as one that cost much time are not
 _LOWEST, _APART, _WIDENS = 0.5, 0.007, 15.0  # of the highest clock; apart at the top; and below
 _LATELY = 7  # blocks at auto that say what a step takes there
 _AGAIN_S = 3600.0  # that learned clocks are held until they are compared with auto again
+_MOST_SEGMENTS = 12  # more are learned slower than they save
 _STEADY, _LEAST_BLOCKS = 60, 100  # blocks without a better best choice end the looking
 
 
@@ -66,10 +69,14 @@ class Learner:
     Args:
         listed_mhz: Clocks that may be held.
         budget: Most time over auto's, as a fraction.
+        kinds: Of each piece of the step, in its order; pieces of a kind share a clock.
 
     Attributes:
         core_mhz: Clocks to choose from, ascending; none before auto was measured.
         stage: What is being learned.
+        least_s: How long clocks must be held to pay for the change to them; ``None`` where that is
+            not known, and all pieces have one clock.
+        segments: Of each piece, which segment it is part of.
         choice: Clock of each segment in the next block, as an index; -1 for auto. Shape (S,).
         auto_s: Time of a step at auto, lately; an odd block does not move it. ``None`` before any.
         best: The best known choice; ``None`` before one was found, and where a trial did not show
@@ -81,14 +88,18 @@ class Learner:
         self,
         listed_mhz: Sequence[int],
         *,
-        segments: int,
         budget: float,
         seed: int = 0,
+        kinds: Sequence[Hashable] = ("step",),
     ) -> None:
         self.core_mhz: tuple[int, ...] = ()
         self._listed_mhz = tuple(listed_mhz)
         self.stage = LearningStage.AUTO
-        self._auto: Ints = np.full(segments, -1)
+        self.least_s: float | None = None
+        self._kinds = tuple(kinds)
+        self.segments: tuple[int, ...] = (0,) * len(self._kinds)
+        self._blocks: list[BlockReading] = []  # by pieces, until these are segments
+        self._auto: Ints = np.full(1, -1)
         self.choice: Ints = self._auto
         self.best: Ints | None = None
         self.saving: tuple[MeanChange, MeanChange] | None = None
@@ -100,7 +111,6 @@ class Learner:
         self._least: Ints = np.zeros_like(self._auto)  # of choices, for some blocks
         self._left, self._barred_until = 0, 0
         self._response: Response | None = None
-        self._one_segment = segments == 1
         self._autos: deque[BlockReading] = deque(maxlen=_REMEMBERED)
         self._looks: list[int] = []
         self._in_stage = 0
@@ -119,6 +129,9 @@ class Learner:
         """
         self.blocks += 1
         self._in_stage += 1
+        if self.stage in {LearningStage.AUTO, LearningStage.ONE_CLOCK}:
+            self._blocks.append(block)
+        block = block.by_segments(self.segments)
         if was_left:
             self._left += 1
             self._least, self._barred_until = self.choice + 1, self.blocks + _BARRED * self._left
@@ -165,7 +178,13 @@ class Learner:
     def _after_auto(self, block: BlockReading) -> None:
         if len(self._autos) < _AUTO_BLOCKS or block.energy_j is None:
             return
-        autos = [each for each in self._autos if each.energy_j is not None]
+        self._begin(self._autos)
+        self._enter(LearningStage.ONE_CLOCK)
+        self._look()
+
+    def _begin(self, blocks: Iterable[BlockReading]) -> None:
+        """Choose the clocks to choose from, and know of them what blocks at auto say."""
+        autos = [each for each in blocks if each.at_auto and each.energy_j is not None]
         middle = BlockReading(
             at_auto=True,
             core_mhz=np.median([each.core_mhz for each in autos], axis=0),
@@ -174,10 +193,8 @@ class Learner:
             steps=sum(each.steps for each in autos),
         )
         highest_mhz = float(middle.core_mhz.max())
-        self.core_mhz = options(self._listed_mhz, highest_mhz, is_sparse=not self._one_segment)
+        self.core_mhz = options(self._listed_mhz, highest_mhz, is_sparse=len(self._auto) > 1)
         self._response = Response(self.core_mhz, middle)
-        self._enter(LearningStage.ONE_CLOCK)
-        self._look()
 
     def _after_one_clock(self, block: BlockReading) -> None:
         looks = self._looks
@@ -185,12 +202,37 @@ class Learner:
         settled = len(looks) >= _LEAST_LOOKS and len(near) >= _SETTLED_LOOKS
         if settled or len(looks) >= _MOST_LOOKS:
             self.best = self._mean_best(one_clock=True)
+            self._split()
             self._enter(LearningStage.SEGMENTS)
             self.choice = self._auto
         elif not block.at_auto and len(looks) % 2 == 1:
             self.choice = self._auto
         else:
             self._look()
+
+    def _split(self) -> None:
+        """Let segments have clocks of their own, where they last long enough for that."""
+        blocks, self._blocks = self._blocks, []
+        if self.least_s is None:
+            return
+        lasts_s: Floats = np.median([each.times_s for each in blocks if each.at_auto], axis=0)
+        segments = merged_kinds(self._kinds, lasts_s.tolist(), self.least_s, _MOST_SEGMENTS)
+        count = max(segments) + 1
+        if count == 1:
+            return
+        best_mhz = None if self.best is None else self.core_mhz[int(self.best[0])]
+        least = int(self._least[0])
+        least_mhz = self.core_mhz[least] if least < len(self.core_mhz) else math.inf
+        self.segments, self._auto = segments, np.full(count, -1)
+        grouped = [each.by_segments(segments) for each in blocks]
+        self._autos = deque((each for each in grouped if each.at_auto), maxlen=_REMEMBERED)
+        self._begin(grouped)
+        for block in grouped:
+            self._known.learn(block, self._noise(0), self._noise(1))
+        clocks = np.array(self.core_mhz)
+        self._least = np.full(count, np.searchsorted(clocks, least_mhz) if least else 0)
+        if best_mhz is not None:
+            self.best = np.full(count, np.argmin(np.abs(clocks - best_mhz)))
 
     def _look(self) -> None:
         """Choose one clock for the next block."""
@@ -215,14 +257,14 @@ class Learner:
             self.choice = self._auto
             return
         reach = min(_REACH + self._in_stage // _GROWS_EVERY, _MOST_REACH)
-        if self._one_segment:  # at the power limit clocks far apart may cost the same time
+        if len(self._auto) == 1:  # at the power limit clocks far apart may cost the same time
             reach = len(self.core_mhz)
         self.best = self._mean_best(reach=reach)
         if self._is_learned(reach):
             self._enter(LearningStage.TRIAL)
             self.choice = self._auto
             return
-        if self._one_segment:
+        if len(self._auto) == 1:
             self._look()
             return
         drawn = self._best(*self._known.drawn(self._random), self._budget_s, reach)

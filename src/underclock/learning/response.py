@@ -15,7 +15,7 @@ Shape letters: S segments, C core clocks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,6 +59,16 @@ class BlockReading:
     def time_s(self) -> float:
         """Time of a step in s."""
         return float(self.times_s.sum())
+
+    def by_segments(self, segments: Sequence[int]) -> "BlockReading":
+        """Return the reading of fewer segments.
+
+        Args:
+            segments: Of each segment here, which one there it is part of, from 0. Shape (S,).
+        """
+        times_s: Floats = np.bincount(segments, weights=self.times_s).astype(np.float64)
+        core_mhz = np.bincount(segments, weights=self.times_s * self.core_mhz) / times_s
+        return replace(self, core_mhz=core_mhz, times_s=times_s)
 
 
 class Response:

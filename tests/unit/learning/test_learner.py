@@ -73,7 +73,7 @@ def test_one_clock_is_learned_as_good_as_the_best(bound: float, budget: float) -
     shares = []
     for seed in range(2):
         world = World(bound, seed=seed)
-        learner = Learner(LISTED, segments=1, budget=budget, seed=seed)
+        learner = Learner(LISTED, budget=budget, seed=seed)
         lost = _learn(world, learner)
 
         saved = [world.true(np.array([float(mhz)])) for mhz in LISTED if mhz >= 0.5 * _AUTO_MHZ]
@@ -93,7 +93,8 @@ def test_one_clock_is_learned_as_good_as_the_best(bound: float, budget: float) -
 def test_segments_are_learned_to_take_clocks_of_their_own() -> None:
     """One that memory bounds goes low, one that the core bounds stays fast."""
     world = World(0.05, 0.95)
-    learner = Learner(LISTED, segments=2, budget=0.01)
+    learner = Learner(LISTED, budget=0.01, kinds=("memory", "core"))
+    learner.least_s = 0.05
     _learn(world, learner)
 
     assert learner.best is not None
@@ -110,7 +111,7 @@ def test_nothing_is_claimed_where_clocks_change_nothing() -> None:
     claims = 0
     for seed in range(1000, 1008):
         world = World(0.0, static=1.0, seed=seed)
-        learner = Learner(LISTED, segments=1, budget=0.01, seed=seed)
+        learner = Learner(LISTED, budget=0.01, seed=seed)
         _learn(world, learner)
         claims += learner.best is not None
     assert claims <= 1
@@ -118,7 +119,7 @@ def test_nothing_is_claimed_where_clocks_change_nothing() -> None:
 
 def test_an_hour_later_the_saving_is_measured_anew() -> None:
     world = World(0.15)
-    learner = Learner(LISTED, segments=1, budget=0.01)
+    learner = Learner(LISTED, budget=0.01)
     _learn(world, learner)
     held = _mhz(learner, learner.choice)
     block = world.block(held, at_auto=False)
@@ -132,7 +133,7 @@ def test_an_hour_later_the_saving_is_measured_anew() -> None:
 
 def test_unknown_energies_end_in_no_claim() -> None:
     world = World(0.15)
-    learner = Learner(LISTED, segments=1, budget=0.01)
+    learner = Learner(LISTED, budget=0.01)
     for number in range(700):
         mhz = _mhz(learner, learner.choice)
         block = world.block(mhz, at_auto=bool((learner.choice < 0).all()))

@@ -128,6 +128,9 @@ class GpuController:
                     "counted beside those before",
                     at_s,
                 )
+            if places := self.page.places:
+                self.policy.discovered(places)
+                self.polling.position = self.machine.position
         self.machine.saw(mark, at_s, steps)
         self._expect()
 
@@ -180,6 +183,10 @@ class GpuController:
         returned_s = self._clock.now_s()
         if failed is None:
             self.machine.asked(ask, called_s, returned_s)
+            if ask.to_mhz is not None and self.policy.times_changes:
+                with others.during():
+                    delay_s = self._gauges.follows_s(ask.to_mhz)
+                self.policy.changed(returned_s - called_s, delay_s)
         else:
             self.machine.refused(ask, returned_s, str(failed))
         return returned_s - called_s

@@ -35,6 +35,7 @@ _STANDS_S = 1.0  # without a climb, and the counter is not believed; they tick e
 _ODD = 1000  # readings of a counter for one that cannot be, or it is not believed
 _LIMIT_EVERY = 10  # of the power limit, which another program may set
 _APART_S = 5.0  # readings of power further apart say nothing of what was drawn in between
+_FOLLOWS_WITHIN_S, _FOLLOWS_EVERY_S, _BIN_MHZ = 0.25, 2e-3, 8  # a clock that was asked for
 _LAST_S = 0.5  # that the last reading may take
 
 
@@ -159,6 +160,17 @@ class Gauges:
         self._closely_until_s = max(self._closely_until_s, now_s + for_s)
         if reads_seldom:
             self._asked.set()
+
+    def follows_s(self, core_mhz: int) -> float | None:
+        """Return how long from now the clock takes to be that; ``None`` where it is not soon."""
+        began_s = now_s = self._clock.now_s()
+        while now_s < began_s + _FOLLOWS_WITHIN_S:
+            read_s, read_mhz = now_s, self._gpu.observed().core_mhz
+            now_s = self._clock.now_s()
+            if read_mhz is not None and abs(read_mhz - core_mhz) <= _BIN_MHZ:
+                return 0.5 * (read_s + now_s) - began_s
+            self._clock.sleep_s(_FOLLOWS_EVERY_S)
+        return None
 
     def close(self) -> None:
         """Read a last time, and no more; call it inside of an `nvml_session`."""

@@ -47,6 +47,7 @@ class Polling:
     """Polls one page.
 
     Attributes:
+        position: By which marks are expected.
         next_s: When to poll next.
         polls: How often it was polled.
     """
@@ -54,7 +55,7 @@ class Polling:
     def __init__(self, page: Page, clock: Clock, position: Position) -> None:
         self._page = page
         self._clock = clock
-        self._position = position
+        self.position = position
         self._close_s = _FIRST_CLOSE_S
         self._polled_s = -math.inf
         self._expected_s = self._first_s = math.inf
@@ -77,21 +78,21 @@ class Polling:
         mark, steps = reached
         if now_s - self._expected_s <= self._close_s:
             self._close_s = max(_IN_TIME * self._close_s, _LEAST_CLOSE_S)
-        expected_s = self._position.reaches_s(mark - 1, steps)
+        expected_s = self.position.reaches_s(mark - 1, steps)
         return mark, self._reached_s(expected_s, before_s, now_s), steps
 
     def expect(self, mark_s: float, now_s: float) -> None:
         """Say when the next mark is expected; infinite where nothing is known."""
         self._expected_s = mark_s
         if mark_s < math.inf:
-            early = (_CLOSELY if self._position.closely else _BRIEFLY)[0]
-            early_s = max(early * self._close_s, _UNSURE * self._position.unsure_s)
+            early = (_CLOSELY if self.position.closely else _BRIEFLY)[0]
+            early_s = max(early * self._close_s, _UNSURE * self.position.unsure_s)
             self._first_s = mark_s - early_s
         self._choose_next(now_s)
 
     def expect_after(self, mark: int, at_s: float) -> None:
         """Expect the mark after one that was reached then, before anybody is told of that."""
-        self.expect(self._position.after_s(mark - 1, at_s), self._polled_s)
+        self.expect(self.position.after_s(mark - 1, at_s), self._polled_s)
 
     def _choose_next(self, now_s: float) -> None:
         if self._expected_s == math.inf:
@@ -99,7 +100,7 @@ class Polling:
         elif self._first_s > now_s:
             self.next_s = self._first_s
         else:
-            _, between, off = _CLOSELY if self._position.closely else _BRIEFLY
+            _, between, off = _CLOSELY if self.position.closely else _BRIEFLY
             overdue_s = abs(now_s - self._expected_s)
             wait_s = max(between * self._close_s, off * overdue_s, _LEAST_CLOSE_S)
             self.next_s = now_s + min(wait_s, _WAITING_S)

@@ -19,7 +19,9 @@ from underclock.records.common import Record
 from underclock.records.job import JobPlan
 from underclock.runtime.policy.parts import RankPart, digest_of
 from underclock.runtime.trainer import page as pages
+from underclock.runtime.trainer.marks import MOST_PLACES
 from underclock.runtime.trainer.page import Page
+from underclock.runtime.trainer.sites import sites_of
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
 from underclock.store import kind_of, read_document, write_document
@@ -40,6 +42,8 @@ class RunGpu(Record, frozen=True, kw_only=True):
     marks: tuple[int, ...]  # launches of those
     # file of the step, where a simulated GPU is to run it; empty else, and without a plan
     step: str = ""
+    # of that step, what can be seen of it: event, path, occurrence and launch of each
+    sites: tuple[tuple[str, str, int, int], ...] = ()
 
 
 class RunFile(Record, frozen=True, kw_only=True):
@@ -51,6 +55,7 @@ class RunFile(Record, frozen=True, kw_only=True):
     world: int = 0  # ranks of the job that is planned; 0 for a plan of one GPU, held by any number
     first: int = 0  # rank of the job that is the first of this machine's
     schedule: str = ""  # name of the job's pipeline schedule; empty for none
+    learns: bool = False  # whether trainers choose the places that they mark
 
 
 class Run:
@@ -70,6 +75,7 @@ class Run:
         simulated: str,
         first: int = 0,
         step: Step | None = None,
+        learns: bool = False,
     ) -> "Run":
         """Make them.
 
@@ -78,6 +84,7 @@ class Run:
             first: Rank of the job that the first of the GPUs is of.
             simulated: The model that another process serves; empty for real GPUs.
             step: That a simulated GPU executes where there is no plan; ``None`` for nothing.
+            learns: Whether trainers choose the places that they mark.
 
         Raises:
             UsageError: They cannot be written.
@@ -94,7 +101,12 @@ class Run:
                 write_document(folder / _PLAN, plan)
             (folder / _PARTS).write_bytes(msgspec.json.encode(parts))
             digest, job = digest_of(plan), plan.job if isinstance(plan, JobPlan) else None
-            told = []
+            told: list[RunGpu] = []
+            sites: tuple[tuple[str, str, int, int], ...] = ()
+            if simulated and learns and step is not None:
+                passes = [step.kernels[kernel].pass_ for kernel in step.order]
+                seen = sites_of(step.modules, passes)
+                sites = tuple((s.event, s.path, s.occurrence, s.launch) for s in seen)
             pages_in = _pages(folder)
             pages_in.mkdir(mode=0o700, exist_ok=pages_in == folder)
             for rank, (uuid, index) in enumerate(gpus):
@@ -105,7 +117,8 @@ class Run:
                 if simulated and step is not None and not file.exists():
                     write_document(file, step)
                 path = pages_in / f"{rank}.page"
-                Page.create(path, digest=bytes.fromhex(digest), marks=part.marks).close()
+                marks = tuple(range(MOST_PLACES)) if learns else part.marks
+                Page.create(path, digest=bytes.fromhex(digest), marks=marks).close()
                 told.append(
                     RunGpu(
                         uuid=uuid,
@@ -114,6 +127,7 @@ class Run:
                         places=tuple((s.event, s.path, s.occurrence, s.total) for s in part.sites),
                         marks=part.marks,
                         step=str(file) if file.exists() else "",
+                        sites=sites,
                     )
                 )
             body = RunFile(
@@ -123,6 +137,7 @@ class Run:
                 world=len(job.ranks) if job else 0,
                 first=first,
                 schedule=job.schedule if job else "",
+                learns=learns,
             )
             run = cls(folder, body)
             run.path.write_bytes(msgspec.json.encode(body))

@@ -369,7 +369,8 @@ def held_run(plan: Plan | JobPlan | None, how: HowToRun, name: str = "") -> Iter
             )
         gpus = how.gpus or shown_by_cuda()[: 1 if how.learn else None]
         found, simulated = _checked_gpus(gpus, lambda _rank, _gpu: None)
-        run = Run.create(None, [observed_part()], found, simulated=simulated, step=how.step)
+        part = observed_part()
+        run = Run.create(None, [part], found, simulated=simulated, step=how.step, learns=how.learn)
         how = replace(how, dry=how.dry or not how.learn)
     else:
         run = _files_of_job(plan, how) if isinstance(plan, JobPlan) else _files_of_plan(plan, how)

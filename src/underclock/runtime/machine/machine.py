@@ -48,7 +48,7 @@ class Machine:
     def __init__(
         self, timetable: Timetable, *, first: Clocks = AUTO, low_mhz: int | None = None
     ) -> None:
-        self.timetable = timetable
+        self.timetable, self.is_planned = timetable, True
         self.state = State.WAITING
         self.events: list[tuple[float, str]] = []  # what a reader of the log should know
         self.locks = {domain: Lock(domain, mhz_of(first, domain)) for domain in Domain}
@@ -81,6 +81,12 @@ class Machine:
         self._held = None
         if self.state is State.HELD:
             self._enter(State.FOLLOWING)
+
+    def lay_out(self, timetable: Timetable) -> None:
+        """Take a timetable of other launches and marks, before the first of them is seen."""
+        refused, self.is_planned = self._back_s.keys(), False
+        self.timetable, self.position = timetable, Position(timetable)
+        self._domains = ClockDomains(timetable, self.position, self.latencies, refused)
 
     def hold(self, clocks: Clocks) -> None:
         """Hold clocks whatever the launch; steps go on being counted."""
@@ -324,7 +330,7 @@ class Machine:
             step.time_s = (at_s - step.began_s) / steps
             step.planned, step.counted = self.timetable.planned, position.counts is not None
             step.closely &= steps == 1
-            step.busy_s = position.busy_s
+            step.busy_s, step.between_s = position.busy_s, position.between_s
             self._passed.append(step)
         if self.state is State.LOST:
             self._sensible += 1
@@ -348,7 +354,7 @@ class Machine:
 
     def _compare_marks(self, at_s: float) -> None:
         """Tell, now and then and once, where marks lie otherwise than planned."""
-        if self.position.rounds % _COMPARED_EVERY >= self.position.ended:
+        if self.position.rounds % _COMPARED_EVERY >= self.position.ended or not self.is_planned:
             return
         # Where a rank of a job waits changes from step to step.
         if not self.timetable.busy and (found := self.position.mismatch()):

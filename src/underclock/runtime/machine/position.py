@@ -183,6 +183,8 @@ class Position:
         self._skipped = False  # whether marks of this step were passed over that were not wanted
         self._busy = [at for at, launch in enumerate(marks) if launch in timetable.busy]
         self.busy_s: float | None = None  # of the step that ended last, as `PassedStep` has it
+        self.between_s: tuple[float, ...] | None = None  # likewise
+        self.always_closely = False  # whether every step is to be seen so
         self._stalls = Stalls()
 
     @property
@@ -415,9 +417,11 @@ class Position:
         """Learn from the step that ended, and expect the next to be as steps are."""
         intervals = self.intervals
         self.rounds += self.ended
+        was_seen = not self._skipped and not any(map(math.isnan, self._lasted_s))
+        self.between_s = tuple(self._lasted_s) if was_seen and self.ended == 1 else None
         busy_s = math.fsum(self._lasted_s[at] for at in self._busy)
         self.busy_s = busy_s if self._busy and self.ended == 1 and busy_s > 0.0 else None
-        if self.learns and not self._skipped and not any(map(math.isnan, self._lasted_s)):
+        if self.learns and was_seen:
             intervals.learn(self._lasted_s)
             if self._off_s:
                 noise_s = deviation(self._off_s)
@@ -425,7 +429,8 @@ class Position:
             self._close_left -= 1
         self._skipped = False
         due = (
-            self._close_left > 0
+            self.always_closely
+            or self._close_left > 0
             or self.rounds % _CLOSELY < self.ended
             or intervals.spread > _ALIKE_STEPS
         )

@@ -71,6 +71,8 @@ class PassedStep:
     steps: int = 1  # how many they are
     counted: bool = True  # whether that is known from their numbers; else one is taken to be one
     busy_s: float | None = None  # what launches took that compute; None where that was not seen
+    # from each mark to the next, and from the last to the step's end; likewise
+    between_s: tuple[float, ...] | None = None
 
     @property
     def ended_s(self) -> float:

@@ -1,12 +1,19 @@
 """One GPU of a run whose clocks are learned, as the controller drives it."""
 
+from collections.abc import Sequence
+
 from underclock.learning.blocks import JobLearning
-from underclock.records import AUTO, ClockSchedule
+from underclock.learning.places import kind_of
+from underclock.records import AUTO, Clocks, ClockSchedule
+from underclock.records.latencies import LatencyTable
 from underclock.records.runs import ArmLine, StepLine
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
+from underclock.runtime.machine.timetable import timetable
 from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.policy import Policy
+
+_PIECE_S = 1e-6  # until steps were seen
 
 
 class LearningPolicy(Policy):
@@ -18,8 +25,39 @@ class LearningPolicy(Policy):
         """Join the other GPUs of the run, and begin at auto."""
         super().__init__(machine, schedule)
         self._job, self._gpu = job, len(job.holds)
-        job.holds.append(machine.hold)
+        job.holds.append(self._take)
+        machine.position.always_closely = True
         machine.hold(AUTO)
+
+    def discovered(self, places: Sequence[Sequence[object]]) -> None:
+        """Cut steps into pieces from each mark to the next."""
+        count = len(places)
+        clocks, free = [AUTO] * count, LatencyTable.free()
+        self._machine.lay_out(timetable(clocks, free, [_PIECE_S] * count, range(count)))
+        self._machine.position.always_closely = True
+        self._job.cut(self._gpu, tuple(map(kind_of, places)))
+
+    @property
+    def times_changes(self) -> bool:  # type: ignore[override]
+        """Whether one clock is looked for, and changes are far apart."""
+        return self._job.times_changes
+
+    def changed(self, call_s: float, delay_s: float | None) -> None:
+        """Hand on what a change took."""
+        self._job.changed(call_s, delay_s)
+
+    def _take(self, core_mhz: Sequence[int | None]) -> None:
+        """Hold one clock, or let clocks of pieces follow each other."""
+        self._machine.position.always_closely = not self._job.is_over
+        clocks = [Clocks(core_mhz=mhz) for mhz in core_mhz]
+        if len({*core_mhz}) == 1:
+            self._machine.hold(clocks[0])
+            return
+        call_s, delay_s = self._job.change_s
+        believed = LatencyTable.constant(delay_s, call_s=call_s)
+        usual_s = self._machine.position.intervals.usual_s
+        marks = self._machine.timetable.marks
+        self._machine.follow(timetable(clocks, believed, usual_s, marks))
 
     @property
     def needs_all(self) -> bool:

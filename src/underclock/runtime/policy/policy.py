@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -39,6 +39,7 @@ class Policy:
     """Decides what a machine does: follow the plan, but for locks that the power cap overrules."""
 
     speaks = False  # whether what it says is for the user's stderr too
+    times_changes = False  # whether it wants to know how long clocks take to change
 
     def __init__(self, machine: Machine, schedule: ClockSchedule, label: str = "plan") -> None:
         self._machine, self._planned, self._label = machine, schedule, label
@@ -58,6 +59,12 @@ class Policy:
     def follows(self) -> bool:
         """Whether the plan's clocks are what is asked for now."""
         return True
+
+    def discovered(self, places: Sequence[Sequence[object]]) -> None:
+        """Take note of the places that a trainer marks, where no plan names any."""
+
+    def changed(self, call_s: float, delay_s: float | None) -> None:
+        """Take note of what a change of the core clock took; ``None`` where it did not show."""
 
     def passed(self, step: PassedStep) -> str:
         """Take note of a step as soon as it ended; return words for the log, if any."""

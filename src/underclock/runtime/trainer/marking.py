@@ -85,7 +85,10 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
         return _stream(torch, page, gpu, parameters[0].device, waits=bool(run["world"]))
 
     places = [tuple(place) for place in gpu["places"]]
-    marker = Marker(places, open_page, open_stream, run["schedule"])
+    sites = {tuple(site[:3]): site[3] for site in gpu["sites"]} if gpu["step"] else None
+    marker = Marker(
+        places, open_page, open_stream, run["schedule"], discovers=run["learns"], sites=sites
+    )
     marker.attach(torch)
     return marker
 

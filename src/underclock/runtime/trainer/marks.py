@@ -1,10 +1,11 @@
 """Marks in a live training step of PyTorch's, at the places that a plan names.
 
 It looks at the first step after the optimiser's first, learns what the modules are called and in
-which order their places come, and marks from then on. It changes nothing that is computed: hooks
-look on and return nothing, and in the backward pass they sit on functions that autograd has made
-anyway. Whatever goes wrong here, training goes on without marks. Standard library only: this is
-loaded into the training process, and PyTorch is the user's.
+which order their places come, and marks from then on. Without a plan it looks at two steps, and
+chooses places. It changes nothing that is computed: hooks look on and return nothing, and in the
+backward pass they sit on functions that autograd has made anyway. Whatever goes wrong here,
+training goes on without marks. Standard library only: this is loaded into the training process,
+and PyTorch is the user's.
 
 Every mark carries the number of its step. In a CUDA graph marks are constants, so those say which
 step of the graph they are of, and before each replay the stream writes how many came before it.
@@ -15,22 +16,27 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import sys
+import time
 import weakref
 from bisect import bisect_left
+from itertools import dropwhile
 
 from underclock.errors import DataError
 from underclock.hw.cuda.module_paths import WRAPPERS, paths_below
+from underclock.learning.places import places_of
 from underclock.runtime.trainer import instructions
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import word_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
+    from underclock.learning.places import Place
     from underclock.runtime.trainer.page import Page
     from underclock.runtime.trainer.streams import MarkStream
 
@@ -39,6 +45,9 @@ STEP, ENTER, LEAVE, BACK, BACKWARD_END = "step", "enter", "leave", "back", "back
 backward begins, and a backward pass is over."""
 
 _LEAST_SHARE = 0.5  # of the marks must be found where the plan says, or it is another step's
+_LOOKED_AT = 2  # steps, before places are chosen
+MOST_PLACES, _FEWEST_PLACES = 500, 16
+_MARK_EVERY_S = 2e-3  # of a step, in the mean: a mark takes some 5 µs of the training process
 _MOST_TRIES = 3  # a step may be cut short once: a scaler skips it, gradients are gathered unevenly
 
 
@@ -116,19 +125,25 @@ class Marker:
 
     def __init__(
         self,
-        places: Sequence[tuple[str, str, int, int]],
+        places: Sequence[Place],
         open_page: Callable[[], Page],
         open_stream: Callable[[Page, Any], MarkStream],
         schedule: str = "",
+        *,
+        discovers: bool = False,
+        sites: Mapping[tuple[str, str, int], int] | None = None,
     ) -> None:
-        """Mark places; of a job's pipeline schedule, which it names, all must be found."""
+        """Mark places; of a job's pipeline schedule, which it names, all must be found.
+
+        Args:
+            discovers: Choose places instead, and note them where the page is.
+            sites: Launch at which each place is that a simulated GPU knows; others are not chosen.
+        """
         self._schedule = schedule
-        self._spots: dict[tuple[str, str], Spot] = {}
-        self._count = len(places)
-        for value, (event, path, occurrence, total) in enumerate(places, start=1):
-            if event != STEP:
-                spot = self._spots.setdefault((event, path), Spot(total))
-                spot.marks[occurrence] = value
+        self._found: list[tuple[str, str]] | None = [] if discovers else None  # of one step
+        self._sites = sites
+        self._stepped_s, self._step_s = -math.inf, math.inf
+        self._expect(places)
         self._open_page, self._open_stream = open_page, open_stream
         self._torch: Any = None
         self._page: Page | None = None
@@ -143,6 +158,14 @@ class Marker:
         self._backward = -1
         self._graph_task: Callable[[], int] = lambda: -1
         self._over = False
+
+    def _expect(self, places: Sequence[Place]) -> None:
+        self._spots: dict[tuple[str, str], Spot] = {}
+        self._count = len(places)
+        for value, (event, path, occurrence, total) in enumerate(places, start=1):
+            if event != STEP:
+                spot = self._spots.setdefault((event, path), Spot(total))
+                spot.marks[occurrence] = value
 
     def attach(self, torch: Any) -> None:
         """Wait for the first step of an optimiser of PyTorch's."""
@@ -212,10 +235,12 @@ class Marker:
             # While a graph is captured, nothing may be set up, and a mark may be captured.
             cuda = self._torch.cuda
             counts = not (cuda.is_initialized() and cuda.is_current_stream_capturing())
-            if counts:
-                self._learned(self._seen, self._page)
-            else:
+            if not counts:
                 self._seen.clear()
+            elif self._found is not None:
+                self._discovered(self._found, self._page)
+            else:
+                self._learned(self._seen, self._page)
         for spot in self._spots.values():
             spot.count = 0
         if counts and self._counting is not None:
@@ -251,11 +276,40 @@ class Marker:
                     "plan says; trace the step again, and plan it"
                 )
             return
-        self._seen = None
         for key, spot in list(self._spots.items()):
             spot.marks = {at: value for at, value in spot.marks.items() if value in good}
             if not spot.marks:
                 del self._spots[key]
+        self._begin(page, found)
+
+    def _discovered(self, found: list[tuple[str, str]], page: Page) -> None:
+        """Choose places once some steps were looked at, as close together as these are short."""
+        now_s = time.monotonic()
+        self._step_s = min(self._step_s, now_s - self._stepped_s)
+        self._stepped_s = now_s
+        self._tries += 1
+        if self._tries < _LOOKED_AT:
+            found.clear()
+            return
+        room = max(self._step_s / _MARK_EVERY_S, _FEWEST_PLACES)
+        if self._sites is None:  # what the step begins with, its own mark shows
+            found = list(dropwhile(lambda each: each[0] == found[0][0], found))
+        else:
+            known = {site[:2] for site in self._sites}
+            found, room = [each for each in found if each in known], math.inf
+        places = [(STEP, "", 0, 1), *places_of(found, int(min(room, MOST_PLACES)) - 1, {LEAVE})]
+        if self._sites is not None:
+            launches = [self._sites.get(place[:3], -1) for place in places]
+            kept = ascending([launch for launch in launches if launch >= 0])
+            places = [p for p, at in zip(places, launches, strict=True) if at in kept]
+            page.marks = tuple(sorted(kept))
+        self._expect(places)
+        page.note_places(places)
+        self._found = None
+        self._begin(page, len(places))
+
+    def _begin(self, page: Page, found: int) -> None:
+        self._seen = None
         self._unwatch_idle()
         self._stream = self._open_stream(page, self._optimizer())
         if self._counting is not None:
@@ -300,7 +354,7 @@ class Marker:
     @_harmless
     def _entered(self, module: Any, _inputs: object) -> None:
         known = self._paths.get(id(module))
-        if known is not None and (ENTER, known) not in self._spots:
+        if known is not None and not self._wants(ENTER, known):
             return
         if self._is_of_the_step(module):
             if known is None:
@@ -313,10 +367,9 @@ class Marker:
         path = self._paths.get(id(module))
         if path is None:
             return
-        if (LEAVE, path) in self._spots and self._is_of_the_step(module):
+        if self._wants(LEAVE, path) and self._is_of_the_step(module):
             self._hit(LEAVE, path)
-        ends = (BACKWARD_END, "") in self._spots
-        if (BACK, path) in self._spots or ends:
+        if self._wants(BACK, path) or self._wants(BACKWARD_END, ""):
             node = _grad_fn(output)
             if node is not None:
                 node.register_prehook(lambda _gradients: self._backward_of(path))
@@ -324,7 +377,7 @@ class Marker:
     @_harmless
     def _backward_of(self, path: str) -> None:
         task = self._graph_task()
-        if (BACKWARD_END, "") in self._spots and task != self._backward:
+        if self._wants(BACKWARD_END, "") and task != self._backward:
             self._backward = task
             self._torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
         self._hit(BACK, path)
@@ -339,7 +392,13 @@ class Marker:
             return False
         return bool(module.training or self._torch.is_grad_enabled())
 
+    def _wants(self, event: str, path: str) -> bool:
+        return self._found is not None or (event, path) in self._spots
+
     def _hit(self, event: str, path: str) -> None:
+        if self._found is not None:
+            self._found.append((event, path))
+            return
         spot = self._spots.get((event, path))
         if spot is None:
             return
