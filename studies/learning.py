@@ -3,9 +3,11 @@
     OMP_NUM_THREADS=1 python studies/learning.py [--jobs 2] [--seeds 6]
 
 The learner chooses, and a board's physics says what a block then takes and draws under its power
-cap: simulated, by the same functions as the simulated GPUs, with noise. A block is two seconds of
-steps. Noise: 0.4 % of a block's energy, 0.3 % of its time, heat that drifts, 3 MHz of the clock
-read, and one block in a hundred up to 5 % longer. The learner sees readings and nothing else.
+cap: simulated, by the same functions as the simulated GPUs, with noise. Pieces are the modules of
+layers, as marks cut them; clocks change at once, and segments are as long as if that took 6 ms. A
+block is two seconds of steps. Noise: 0.4 % of a block's energy, 0.3 % of a piece's time, heat that
+drifts, 3 MHz of the clock read, and one block in a hundred up to 5 % longer. The learner sees
+readings and nothing else.
 """
 
 import argparse
@@ -20,10 +22,12 @@ import numpy as np
 
 from pages import fill, markdown, percent
 from underclock.arrays import Floats, Ints
-from underclock.core.step.power_cap import LaunchCosts, PowerCap, settle
+from underclock.core.solvers import Effort, Problem, solve
+from underclock.core.step.power_cap import LaunchCosts, PowerCap, SettledStep, settle
 from underclock.gpus.models import gpu_model
 from underclock.learning.learner import Learner, LearningStage
-from underclock.learning.response import BlockReading
+from underclock.learning.response import BlockReading, under_ceiling
+from underclock.learning.segments import merged_kinds
 from underclock.physics.cap import SIMULATED
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
 from underclock.records import Clocks
@@ -32,18 +36,24 @@ from underclock.workloads import workload
 GPUS = ("rtx3080ti", "a100", "a40", "h200")
 MODELS = ("gpt3-125m", "gpt3-xl")
 BUDGETS = (0.01, 0.03)
+_LEAST_S, _MOST_SEGMENTS = 2.0 * 6e-3, 12
 _BLOCK_S, _MOST_BLOCKS = 2.0, 700
 _TEMPERATURE_C = 65.0
 _SETTLES_S = 0.5  # with the block's own time
-_ODD, _NEAR = 0.01, 0.001  # of blocks; of energy: a clock is as good as another
+_ODD, _NEAR = 0.01, 0.001  # of blocks; of energy: clocks are as good as others
+_MODULES = {
+    "attn": ("permute", "bgemm", "softmax"),
+    **{name: (name,) for name in ("qkv", "attproj", "fcproj", "gelu", "fc")},
+}
+"""Modules of a layer, by words in their kernels' names; the rest is of none."""
 
 
 class Board:
-    """A step on a board, by its physics, at one clock.
+    """A step on a board, by its physics.
 
     Attributes:
         core_mhz: That the board lists up to its boost; the last is what auto asks for.
-        costs: Time in s and energy in J of a step at each. Shapes (C,).
+        kinds: Of each piece, its pass and module.
     """
 
     def __init__(self, gpu: str, model: str) -> None:
@@ -52,31 +62,69 @@ class Board:
         self.core_mhz = [m for m in board.core_mhz if 0.5 * boost <= m <= boost + 1]
         core = np.array(self.core_mhz, dtype=float)
         mem = np.full(len(core), float(board.mem_mhz[-1]))
-        times, powers = [], []
-        for kernel in step.kernels:
-            own = board.kernel(kernel)
-            times.append(duration_s(board.constants, own, core, mem))
-            powers.append(busy_w(board.constants, own, core, mem, _TEMPERATURE_C))
+        costs = [(board.constants, board.kernel(kernel), core, mem) for kernel in step.kernels]
+        times = np.array([duration_s(*each) for each in costs])
+        powers = np.array([busy_w(*each, _TEMPERATURE_C) for each in costs])
         order = np.array(step.order)
-        launches = LaunchCosts(
-            settings=tuple(Clocks(core_mhz=mhz) for mhz in self.core_mhz),
-            time_s=np.array(times),
-            energy_j=np.array(times) * np.array(powers),
+        settings = tuple(Clocks(core_mhz=mhz) for mhz in self.core_mhz)
+        self._launches = LaunchCosts(settings=settings, time_s=times, energy_j=times * powers)
+        self._cap = PowerCap(
+            limit_w=board.limit_w[0], order=order, boost=len(core) - 1, fading=SIMULATED
         )
-        cap = PowerCap(limit_w=board.limit_w[0], order=order, boost=len(core) - 1, fading=SIMULATED)
-        settled = [settle(cap, launches, np.full(len(order), at)) for at in range(len(core))]
-        self.time_s = np.array([each.time_s.sum() for each in settled])
-        self.energy_j = np.array([each.energy_j.sum() for each in settled])
+        of_launches = [(step.kernels[at].pass_, _module(step.kernels[at].name)) for at in order]
+        cut = list(itertools.groupby(of_launches))
+        self.kinds = [kind for kind, _ in itertools.groupby(of_launches)]
+        lengths = [sum(1 for _ in some) for _, some in itertools.groupby(of_launches)]
+        self.piece = np.repeat(np.arange(len(cut)), lengths)
+        self._settled: dict[bytes, SettledStep] = {}
+        self.auto = self.run(np.full(len(cut), len(core) - 1))
 
-    def change(self, at: int) -> tuple[float, float]:
-        """Return time and energy at a clock against auto, as fractions."""
-        time, energy = self.time_s[at] / self.time_s[-1], self.energy_j[at] / self.energy_j[-1]
+    def run(self, pieces: Ints) -> SettledStep:
+        """Return how a step runs with a clock for each piece, as an index of `core_mhz`."""
+        key = np.asarray(pieces, dtype=np.int64).tobytes()
+        if key not in self._settled:
+            self._settled[key] = settle(self._cap, self._launches, pieces[self.piece])
+        return self._settled[key]
+
+    def change(self, pieces: Ints) -> tuple[float, float]:
+        """Return time and energy against auto, as fractions."""
+        now, auto = self.run(pieces), self.auto
+        time, energy = (
+            now.time_s.sum() / auto.time_s.sum(),
+            now.energy_j.sum() / auto.energy_j.sum(),
+        )
         return float(time - 1.0), float(energy - 1.0)
 
-    def best(self, budget: float) -> float:
-        """Return the change of energy of the best clock within a budget of time."""
-        changes = map(self.change, range(len(self.core_mhz)))
+    def best_clock(self, budget: float) -> float:
+        """Return the change of energy of the best clock for the step within a budget of time."""
+        changes = (self.change(np.full(len(self.kinds), at)) for at in range(len(self.core_mhz)))
         return min(energy for time, energy in changes if time <= budget)
+
+    def best_segments(self, budget: float) -> tuple[int, float]:
+        """Return how many segments there are, and the change of energy of their best clocks.
+
+        Knapsacks of what they cost without the cap; where that takes longer under it, the budget is
+        lowered by as much.
+        """
+        lasts_s = np.bincount(self.piece, weights=self.auto.time_s)
+        segment = np.array(merged_kinds(self.kinds, lasts_s.tolist(), _LEAST_S, _MOST_SEGMENTS))
+        costs = self._launches.time_s, self._launches.energy_j
+        sums = np.zeros((2, segment.max() + 1, len(self.core_mhz)))
+        for table, each in zip(sums, costs, strict=True):
+            np.add.at(table, segment[self.piece], each[self._cap.order])
+        best, less = 0.0, 0.0
+        for _ in range(4):
+            budget_s = self.auto.time_s.sum() * (1.0 + budget - less)
+            problem = Problem(time_s=sums[0], energy_j=sums[1], budget_s=budget_s)
+            time, energy = self.change(solve(problem, Effort.QUICK).choice[segment])
+            if time <= budget:
+                best = min(best, energy)
+            less += max(0.0, time - budget)
+        return int(segment.max()) + 1, best
+
+
+def _module(name: str) -> str:
+    return next((key for key, words in _MODULES.items() if any(w in name for w in words)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +133,7 @@ class Learned:
 
     energy: float
     time: float
-    best: float  # change of energy of the best clock
-    found_s: float  # until a clock within 0.1 points of the last was held
+    found_s: float  # until one clock within 0.1 points of the best one was held
     trial: tuple[float, float]  # interval of the change of energy
     took_s: float
     lost: float  # mean of time over auto while learning, as a fraction
@@ -100,67 +147,76 @@ def learned(gpu: str, model: str, budget: float, seed: int, *, same: bool = Fals
         same: Whether every clock takes and draws as auto: nothing can be saved.
     """
     board, random = Board(gpu, model), np.random.default_rng(seed)
-    if same:
-        board.time_s[:], board.energy_j[:] = board.time_s[-1], board.energy_j[-1]
-    learner = Learner(board.core_mhz, budget=budget, seed=seed)
-    drift, now_s, blocks = 0.0, 0.0, list[tuple[float, float, int]]()
+    best_clock = board.best_clock(budget)
+    learner = Learner(board.core_mhz, kinds=board.kinds, budget=budget, seed=seed)
+    learner.least_s = _LEAST_S
+    drift, now_s, blocks = 0.0, 0.0, list[tuple[float, float, float, bool]]()
     while learner.stage is not LearningStage.HELD and len(blocks) < _MOST_BLOCKS:
-        at = _at(board, learner, learner.choice)
+        is_auto, pieces = bool(learner.choice[0] < 0), _pieces(board, learner)
+        runs = board.auto if same else board.run(pieces)
         drift = 0.98 * drift + random.normal(0.0, 0.002)
         odd = 1.0 + (0.05 * random.random() if random.random() < _ODD else 0.0)
-        steps = math.ceil(_BLOCK_S / board.time_s[at])
-        lasts_s = steps * board.time_s[at] + _SETTLES_S
-        now_s += lasts_s
-        blocks.append((now_s, board.change(at)[0], at))
-        seen_j = board.energy_j[at] * (1.0 + drift) * math.exp(random.normal(0.0, 0.004)) * odd
+        step_s = runs.time_s.sum()
+        steps = math.ceil(_BLOCK_S / step_s)
+        now_s += steps * step_s + _SETTLES_S
+        blocks.append((now_s, *board.change(pieces), len({*pieces.tolist()}) == 1))
+        seen_j = runs.energy_j.sum() * (1.0 + drift) * math.exp(random.normal(0.0, 0.004)) * odd
+        times_s: Floats = np.bincount(board.piece, weights=runs.time_s).astype(np.float64)
+        read_mhz = float(runs.core_mhz @ runs.time_s / step_s) + random.normal(0.0, 3.0)
+        asked_mhz = np.array(board.core_mhz, dtype=float)[pieces]
+        times_s *= np.exp(random.normal(0.0, 0.003, len(times_s))) * odd
         learner.ended(
             BlockReading(
-                at_auto=bool(learner.choice[0] < 0),
-                core_mhz=np.array([board.core_mhz[at] + random.normal(0.0, 3.0)]),
-                times_s=board.time_s[at : at + 1] * math.exp(random.normal(0.0, 0.003)) * odd,
+                at_auto=is_auto,
+                core_mhz=np.full(len(pieces), read_mhz)
+                if is_auto
+                else under_ceiling(asked_mhz, times_s, read_mhz + 8.0),
+                times_s=times_s,
                 energy_j=float(seen_j),
                 steps=steps,
             )
         )
-    at = _at(board, learner, learner.choice)
-    time, energy = board.change(at)
-    near = (s for s, _, tried in blocks if abs(board.change(tried)[1] - energy) <= _NEAR)
-    minutes = [[lost for _, lost, _ in each] for _, each in itertools.groupby(blocks, _minute)]
+    time, energy = board.change(_pieces(board, learner))
+    near = (s for s, _, tried, one in blocks if one and tried <= best_clock + _NEAR)
+    minutes = [[each[1] for each in some] for _, some in itertools.groupby(blocks, _minute)]
     saving = learner.saving
     return Learned(
         energy=energy,
         time=time,
-        best=board.best(budget),
         found_s=next(near, now_s),
         trial=(saving[0].interval if saving else None) or (-math.inf, math.inf),
         took_s=now_s,
-        lost=fmean(lost for _, lost, _ in blocks),
+        lost=fmean(lost for _, lost, *_ in blocks),
         worst=max(map(fmean, minutes)),
     )
 
 
-def _minute(block: tuple[float, float, int]) -> int:
+def _minute(block: tuple[float, float, float, bool]) -> int:
     return int(block[0] // 60.0)
 
 
-def _at(board: Board, learner: Learner, choice: Ints) -> int:
-    if choice[0] < 0:
-        return len(board.core_mhz) - 1
-    return board.core_mhz.index(learner.core_mhz[int(choice[0])])
+def _pieces(board: Board, learner: Learner) -> Ints:
+    """Return the clock of each piece as an index of the board's."""
+    choice = learner.choice[np.array(learner.segments)]
+    mhz = [board.core_mhz[-1] if at < 0 else learner.core_mhz[at] for at in choice.tolist()]
+    return np.searchsorted(board.core_mhz, mhz)
 
 
 def rows(found: dict[tuple[str, str, float], list[Learned]]) -> Iterator[tuple[str, ...]]:
     """Yield the page's table: a line for each board, model and budget."""
-    head = "GPU, model, budget|best|learned|worst|time|found in|trial ended in|time lost|inside"
-    yield tuple(head.split("|"))
+    head = "GPU, model, budget|one clock|segments|best|learned|worst|time|one found in|ended in|"
+    yield tuple(f"{head}time lost|inside".split("|"))
     for (gpu, model, budget), some in found.items():
-        energies: Floats = np.array([each.energy for each in some])
+        board, energies = Board(gpu, model), [each.energy for each in some]
         inside = sum(each.trial[0] <= each.energy <= each.trial[1] for each in some)
+        count, best = board.best_segments(budget)
         yield (
             f"`sim:{gpu}`, {model}, {budget:.0%}",
-            percent(some[0].best),
-            percent(float(energies.mean())),
-            percent(float(energies.max())),
+            percent(board.best_clock(budget)),
+            str(count),
+            percent(best),
+            percent(fmean(energies)),
+            percent(max(energies)),
             percent(max(each.time for each in some)),
             f"{fmean(each.found_s for each in some):.0f} s",
             f"{fmean(each.took_s for each in some):.0f} s",

@@ -19,7 +19,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.statistics.change_point import robust_sigma
 from underclock.learning.learner import Learner, LearningStage
-from underclock.learning.response import BlockReading
+from underclock.learning.response import BlockReading, under_ceiling
 from underclock.records.runs import LEARNED, TRIED, ArmLine, StepLine
 from underclock.units import format_duration, format_percent
 
@@ -268,25 +268,16 @@ class JobLearning:
         return self._unfollowed < _UNFOLLOWED
 
     def _ran_mhz(self, read_mhz: Sequence[float], times_s: Floats) -> Floats:
-        """Return the clock of each piece: what was asked for, or what the power cap left of it.
-
-        The cap lowers one ceiling for all pieces; it is where their mean is what was read.
-        """
+        """Return the clock of each piece: what was asked for, or what the power cap left of it."""
         if self._is_auto:
             return np.full(len(self._held), max(read_mhz))
         asked_mhz = np.array(self._held, dtype=np.float64)
         shares = times_s / times_s.sum()
-        mean_mhz = float(shares @ asked_mhz)
-        scatter_mhz = math.sqrt(float(shares @ (asked_mhz - mean_mhz) ** 2))
+        scatter_mhz = math.sqrt(float(shares @ (asked_mhz - shares @ asked_mhz) ** 2))
         unsure_mhz = _BIN_MHZ + 3.0 * scatter_mhz / math.sqrt(max(1, len(read_mhz)))
-        if self._dry or not read_mhz or np.mean(read_mhz) >= mean_mhz - unsure_mhz:
+        if self._dry or not read_mhz or np.mean(read_mhz) >= shares @ asked_mhz - unsure_mhz:
             return asked_mhz
-        ceilings_mhz = np.append(0.0, np.unique(asked_mhz))
-        means_mhz = np.minimum(asked_mhz, ceilings_mhz[:, None]) @ shares
-        ran_mhz: Floats = np.minimum(
-            asked_mhz, np.interp(np.mean(read_mhz), means_mhz, ceilings_mhz)
-        )
-        return ran_mhz
+        return under_ceiling(asked_mhz, times_s, float(np.mean(read_mhz)))
 
     def _news(self, before: LearningStage) -> str:
         """Say what a stage that ended found."""

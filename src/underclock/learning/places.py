@@ -9,7 +9,6 @@ only: the training process loads this.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import groupby
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,12 +27,16 @@ def places_of(seen: Sequence[tuple[str, str]], most: int, ends: Collection[str])
         ends: Events that end something: they are marked last.
     """
     totals, counts = Counter(seen), Counter[tuple[str, str]]()
-    places = []
+    outer: list[Place] = []
     for event, path in seen:
-        places.append((event, path, counts[event, path], totals[event, path]))
+        place = event, path, counts[event, path], totals[event, path]
         counts[event, path] += 1
-    # A model's forward and its first layer's begin at once, as do their backward passes.
-    outer = [min(run, key=_depth) for _, run in groupby(places, key=lambda place: place[0])]
+        # A layer's forward and that of the first module in it begin at once, as what they end with.
+        if outer and outer[-1][0] == event and _is_inside(path, outer[-1][1]):
+            continue
+        if outer and outer[-1][0] == event and _is_inside(outer[-1][1], path):
+            outer.pop()
+        outer.append(place)
     begins = [place for place in outer if place[0] not in ends]
     inside = {_inside(path) for _, path, _, _ in outer}
     levels = [[p for p in begins if _inside(p[1]) <= level] for level in sorted(inside)]
@@ -47,8 +50,8 @@ def kind_of(place: Sequence[object]) -> tuple[object, str]:
     return event, ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
-def _depth(place: Place) -> int:
-    return place[1].count(".")
+def _is_inside(path: str, other: str) -> bool:
+    return path.startswith(f"{other}.")
 
 
 def _inside(path: str) -> int:
