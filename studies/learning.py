@@ -15,8 +15,8 @@ import itertools
 import math
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,11 +26,11 @@ from underclock.core.solvers import Effort, Problem, solve
 from underclock.core.step.power_cap import LaunchCosts, PowerCap, SettledStep, settle
 from underclock.gpus.models import gpu_model
 from underclock.learning.learner import Learner, LearningStage
+from underclock.learning.pieces import merged_kinds
 from underclock.learning.response import BlockReading, under_ceiling
-from underclock.learning.segments import merged_kinds
 from underclock.physics.cap import SIMULATED
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
-from underclock.records import Clocks
+from underclock.records import Clocks, Kernel
 from underclock.workloads import workload
 
 GPUS = ("rtx3080ti", "a100", "a40", "h200")
@@ -38,6 +38,7 @@ MODELS = ("gpt3-125m", "gpt3-xl")
 BUDGETS = (0.01, 0.03)
 _LEAST_S, _MOST_SEGMENTS = 2.0 * 6e-3, 12
 _BLOCK_S, _MOST_BLOCKS = 2.0, 700
+_BIN_MHZ = 8.0  # that a clock read may be lower than asked for, where the cap does not hold it
 _TEMPERATURE_C = 65.0
 _SETTLES_S = 0.5  # with the block's own time
 _ODD, _NEAR = 0.01, 0.001  # of blocks; of energy: clocks are as good as others
@@ -71,20 +72,14 @@ class Board:
         self._cap = PowerCap(
             limit_w=board.limit_w[0], order=order, boost=len(core) - 1, fading=SIMULATED
         )
-        of_launches = [(step.kernels[at].pass_, _module(step.kernels[at].name)) for at in order]
-        cut = list(itertools.groupby(of_launches))
-        self.kinds = [kind for kind, _ in itertools.groupby(of_launches)]
-        lengths = [sum(1 for _ in some) for _, some in itertools.groupby(of_launches)]
-        self.piece = np.repeat(np.arange(len(cut)), lengths)
-        self._settled: dict[bytes, SettledStep] = {}
-        self.auto = self.run(np.full(len(cut), len(core) - 1))
+        cut = itertools.groupby((step.kernels[at].pass_, _module(step.kernels[at])) for at in order)
+        self.kinds, lengths = zip(*((kind, len([*some])) for kind, some in cut), strict=True)
+        self.piece = np.repeat(np.arange(len(lengths)), lengths)
+        self.auto = self.run(np.full(len(lengths), len(core) - 1))
 
     def run(self, pieces: Ints) -> SettledStep:
         """Return how a step runs with a clock for each piece, as an index of `core_mhz`."""
-        key = np.asarray(pieces, dtype=np.int64).tobytes()
-        if key not in self._settled:
-            self._settled[key] = settle(self._cap, self._launches, pieces[self.piece])
-        return self._settled[key]
+        return settle(self._cap, self._launches, pieces[self.piece])
 
     def change(self, pieces: Ints) -> tuple[float, float]:
         """Return time and energy against auto, as fractions."""
@@ -103,32 +98,28 @@ class Board:
     def best_segments(self, budget: float) -> tuple[int, float]:
         """Return how many segments there are, and the change of energy of their best clocks.
 
-        Knapsacks of what they cost without the cap; where that takes longer under it, the budget is
-        lowered by as much.
+        The knapsack knows no cap; where its clocks take longer under it, it gets a smaller budget.
         """
         lasts_s = np.bincount(self.piece, weights=self.auto.time_s)
         segment = np.array(merged_kinds(self.kinds, lasts_s.tolist(), _LEAST_S, _MOST_SEGMENTS))
-        costs = self._launches.time_s, self._launches.energy_j
         sums = np.zeros((2, segment.max() + 1, len(self.core_mhz)))
-        for table, each in zip(sums, costs, strict=True):
+        for table, each in zip(sums, (self._launches.time_s, self._launches.energy_j), strict=True):
             np.add.at(table, segment[self.piece], each[self._cap.order])
-        best, less = 0.0, 0.0
-        for _ in range(4):
+        best, over, less = 0.0, math.inf, 0.0
+        while over > 0.0:
             budget_s = self.auto.time_s.sum() * (1.0 + budget - less)
             problem = Problem(time_s=sums[0], energy_j=sums[1], budget_s=budget_s)
-            time, energy = self.change(solve(problem, Effort.QUICK).choice[segment])
-            if time <= budget:
-                best = min(best, energy)
-            less += max(0.0, time - budget)
+            time, best = self.change(solve(problem, Effort.QUICK).choice[segment])
+            over = time - budget
+            less += over
         return int(segment.max()) + 1, best
 
 
-def _module(name: str) -> str:
-    return next((key for key, words in _MODULES.items() if any(w in name for w in words)), "")
+def _module(kernel: Kernel) -> str:
+    return next((key for key, of in _MODULES.items() if any(w in kernel.name for w in of)), "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class Learned(NamedTuple):
     """What came of one job; changes are true ones against auto, without noise."""
 
     energy: float
@@ -141,11 +132,7 @@ class Learned:
 
 
 def learned(gpu: str, model: str, budget: float, seed: int, *, same: bool = False) -> Learned:
-    """Run a job until clocks are held.
-
-    Args:
-        same: Whether every clock takes and draws as auto: nothing can be saved.
-    """
+    """Run a job until clocks are held; the ``same`` is all that any clock takes and draws."""
     board, random = Board(gpu, model), np.random.default_rng(seed)
     best_clock = board.best_clock(budget)
     learner = Learner(board.core_mhz, kinds=board.kinds, budget=budget, seed=seed)
@@ -163,19 +150,11 @@ def learned(gpu: str, model: str, budget: float, seed: int, *, same: bool = Fals
         seen_j = runs.energy_j.sum() * (1.0 + drift) * math.exp(random.normal(0.0, 0.004)) * odd
         times_s: Floats = np.bincount(board.piece, weights=runs.time_s).astype(np.float64)
         read_mhz = float(runs.core_mhz @ runs.time_s / step_s) + random.normal(0.0, 3.0)
-        asked_mhz = np.array(board.core_mhz, dtype=float)[pieces]
+        asked_mhz = np.array(board.core_mhz, dtype=float)[pieces]  # at auto the highest
+        ran_mhz = under_ceiling(asked_mhz, times_s, read_mhz + (0.0 if is_auto else _BIN_MHZ))
         times_s *= np.exp(random.normal(0.0, 0.003, len(times_s))) * odd
-        learner.ended(
-            BlockReading(
-                at_auto=is_auto,
-                core_mhz=np.full(len(pieces), read_mhz)
-                if is_auto
-                else under_ceiling(asked_mhz, times_s, read_mhz + 8.0),
-                times_s=times_s,
-                energy_j=float(seen_j),
-                steps=steps,
-            )
-        )
+        of = {"times_s": times_s, "energy_j": float(seen_j), "steps": steps}
+        learner.ended(BlockReading(at_auto=is_auto, core_mhz=ran_mhz, **of))
     time, energy = board.change(_pieces(board, learner))
     near = (s for s, _, tried, one in blocks if one and tried <= best_clock + _NEAR)
     minutes = [[each[1] for each in some] for _, some in itertools.groupby(blocks, _minute)]
@@ -234,8 +213,8 @@ def main() -> None:
     cells = list(itertools.product(GPUS, MODELS, BUDGETS))
     with ProcessPoolExecutor(max_workers=given.jobs) as pool:
         jobs = {
-            cell: [pool.submit(learned, *cell, seed) for seed in range(given.seeds)]
-            for cell in cells
+            cell: [pool.submit(learned, *cell, seed) for seed in range(at, at + given.seeds)]
+            for at, cell in zip(itertools.count(step=given.seeds), cells, strict=False)
         }
         same = [
             pool.submit(learned, "a100", "gpt3-125m", 0.01, seed, same=True) for seed in range(100)

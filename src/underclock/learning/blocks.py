@@ -30,7 +30,7 @@ _DEAR, _DEAR_S, _DEAR_STEPS = 3.0, 0.3, 2  # of the budget, and how long a block
 _DEAR_ERRORS, _REMEMBERED = 4.0, 100  # standard errors; of steps at auto
 _FOLLOWED, _UNFOLLOWED = 0.01, 3  # of a clock; blocks in a row that ran so much faster
 _BIN_MHZ = 8.0  # half of what core clocks are apart
-_CHANGES = 3  # that say how long one takes
+_CHANGES, _MOST_CHANGES = 3, 12  # that say how long one takes
 _HELD_FOR = 2.0  # times what a change takes: shorter stretches get no clock of their own
 _ASSUMED_CHANGE_S = 1e-3, 9e-3  # call and delay, where nothing is set
 _WHOLE = ("step",)
@@ -123,11 +123,6 @@ class JobLearning:
             self._begin(common)
             self._hold()
 
-    @property
-    def times_changes(self) -> bool:
-        """Whether it is to be found out how long clocks take to change."""
-        return self._learner.stage is LearningStage.ONE_CLOCK and len(self._cut) > 1
-
     def changed(self, call_s: float, delay_s: float | None) -> None:
         """Take note of what a change took; ``None`` where the power cap keeps clocks lower."""
         if delay_s is not None:
@@ -136,6 +131,11 @@ class JobLearning:
             calls_s, delays_s = np.median(self._changes_s, axis=0)
             self.change_s = float(calls_s), float(delays_s)
             self._learner.least_s = _HELD_FOR * sum(self.change_s)
+
+    @property
+    def knows_changes(self) -> bool:
+        """Whether it is known how long clocks take to change."""
+        return len(self._changes_s) >= _MOST_CHANGES
 
     def _hold(self) -> None:
         for hold in self.holds:

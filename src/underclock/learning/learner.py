@@ -12,8 +12,9 @@ block took. Time that looks cost is paid back: what was lost over the budget low
 the next blocks.
 """
 
+import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
 from enum import StrEnum
 
@@ -23,8 +24,9 @@ from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Effort, Problem, solve
 from underclock.core.statistics.change_point import robust_sigma
 from underclock.core.statistics.verdict import MeanChange, paired_change
+from underclock.learning.pieces import merged_kinds
 from underclock.learning.response import BlockReading, Response
-from underclock.learning.segments import merged_kinds
+from underclock.physics.cap import WINDOW_S
 from underclock.records import Status
 
 _AUTO_BLOCKS = 3  # before anything is tried
@@ -44,9 +46,12 @@ _USUAL_NOISE = 0.004
 _SURE, _LEAST_PAIRS, _MOST_PAIRS = 0.003, 16, 120  # half of an interval; of the trial
 _JUDGED_EVERY = 8  # pairs: looking after each would end trials that seem surer than they are
 _TOLERATED, _MOST_CORRECTIONS = 0.001, 2  # of time over the budget in a trial; and how often
+_WINDOWS = 3.0  # of the cap's mean: a step that is as short is one phase
+_SETTLINGS = 6  # of choices under the power cap
 _REMEMBERED = 24
 _BARRED = 30  # blocks in which clocks as low as one that cost much time are not tried; and longer
 _LOWEST, _APART, _WIDENS = 0.5, 0.007, 15.0  # of the highest clock; apart at the top; and below
+_ABOVE = 1.15  # times auto's clock: the highest that a segment may have
 _LATELY = 7  # blocks at auto that say what a step takes there
 _AGAIN_S = 3600.0  # that learned clocks are held until they are compared with auto again
 _MOST_SEGMENTS = 12  # more are learned slower than they save
@@ -110,6 +115,8 @@ class Learner:
         self._random = np.random.default_rng(seed)
         self._least: Ints = np.zeros_like(self._auto)  # of choices, for some blocks
         self._left, self._barred_until = 0, 0
+        self._phases: Ints = np.zeros(1, dtype=np.int64)  # of each segment
+        self._auto_mhz = math.nan
         self._response: Response | None = None
         self._autos: deque[BlockReading] = deque(maxlen=_REMEMBERED)
         self._looks: list[int] = []
@@ -192,8 +199,8 @@ class Learner:
             energy_j=float(np.median([each.energy_j for each in autos if each.energy_j])),
             steps=sum(each.steps for each in autos),
         )
-        highest_mhz = float(middle.core_mhz.max())
-        self.core_mhz = options(self._listed_mhz, highest_mhz, is_sparse=len(self._auto) > 1)
+        self._auto_mhz = float(middle.core_mhz.max())
+        self.core_mhz = options(self._listed_mhz, self._auto_mhz, is_sparse=len(self._auto) > 1)
         self._response = Response(self.core_mhz, middle)
 
     def _after_one_clock(self, block: BlockReading) -> None:
@@ -224,6 +231,7 @@ class Learner:
         least = int(self._least[0])
         least_mhz = self.core_mhz[least] if least < len(self.core_mhz) else math.inf
         self.segments, self._auto = segments, np.full(count, -1)
+        self._phases = phases_of(segments, lasts_s)
         grouped = [each.by_segments(segments) for each in blocks]
         self._autos = deque((each for each in grouped if each.at_auto), maxlen=_REMEMBERED)
         self._begin(grouped)
@@ -350,6 +358,7 @@ class Learner:
             best = self._mean_best(reach=_REACH)
         self.best = self._mean_best(one_clock=True) if best is None else best
         self._pairs.clear()
+        self.saving = None
         return self.best is None
 
     def _after_held(self, block: BlockReading) -> None:
@@ -389,28 +398,80 @@ class Learner:
         near = at >= np.minimum(self._least, len(at) - 1)[:, None]
         if around is not None:
             near &= np.abs(at - around[:, None]) <= reach
-        time_s, energy_j = (np.where(near, each, np.inf) for each in (time_s, energy_j))
-        problem = Problem(time_s=time_s, energy_j=energy_j, budget_s=budget_s)
-        solution = solve(problem, Effort.QUICK)
-        return None if solution.status is Status.INFEASIBLE else solution.choice
+        allowed_s, allowed_j = (np.where(near, each, np.inf) for each in (time_s, energy_j))
+        less_s = 0.0
+        for _ in range(_SETTLINGS):
+            problem = Problem(time_s=allowed_s, energy_j=allowed_j, budget_s=budget_s - less_s)
+            solution = solve(problem, Effort.QUICK)
+            if solution.status is Status.INFEASIBLE:
+                return None
+            held = self._under_cap(solution.choice, time_s, energy_j)
+            over_s = _sum(time_s, held) - budget_s
+            if over_s <= _TOLERATED * budget_s:
+                return solution.choice
+            less_s += over_s
+        return None
+
+    def _under_cap(self, choice: Ints, time_s: Floats, energy_j: Floats) -> Ints:
+        """Return what is left of a choice under the power cap.
+
+        Whatever is asked for, a phase of the step draws no more in the mean than at auto: the cap
+        lowers one ceiling for all that runs in it.
+        """
+        held = choice.copy()
+        near = int(np.argmin(np.abs(np.array(self.core_mhz) - self._auto_mhz)))
+        for phase in np.unique(self._phases):
+            own = np.flatnonzero(self._phases == phase)
+            auto_w = energy_j[own, near].sum() / time_s[own, near].sum()
+            limit_w = max(auto_w, self._known.auto_w)
+            for ceiling in range(len(self.core_mhz) - 1, -1, -1):
+                below = np.minimum(choice[own], ceiling)
+                if energy_j[own, below].sum() <= limit_w * time_s[own, below].sum():
+                    held[own] = below
+                    break
+        return held
+
+
+def phases_of(segments: Sequence[int], lasts_s: Floats) -> Ints:
+    """Return the phase of each segment: a power cap averages over what takes turns.
+
+    Args:
+        segments: Of each piece, which segment it is part of.
+        lasts_s: How long each piece lasts.
+    """
+    runs = [at for at, own in enumerate(segments) if at == 0 or own != segments[at - 1]]
+    phases: Ints = np.arange(max(segments) + 1)
+    turns = Counter(
+        frozenset((segments[before], segments[at])) for before, at in itertools.pairwise(runs)
+    )
+    for pair, count in turns.items():
+        first, second = sorted(pair)
+        if count > 1 or float(lasts_s.sum()) < _WINDOWS * WINDOW_S:
+            phases[phases == phases[second]] = phases[first]
+    return phases
 
 
 def options(listed_mhz: Sequence[int], auto_mhz: float, *, is_sparse: bool) -> tuple[int, ...]:
-    """Return the core clocks to choose from, ascending, up to the first above auto's.
+    """Return the core clocks to choose from, ascending, up to the first above auto's or further.
 
     Args:
-        is_sparse: Whether some do: close together at the top, where budgets end, and further apart
-            below.
+        is_sparse: Whether some do: close together next to auto's, where budgets end, and further
+            apart below and above.
     """
-    above = [mhz for mhz in listed_mhz if mhz >= auto_mhz]
-    top_mhz = min(above, default=max(listed_mhz))
-    falling = sorted((m for m in listed_mhz if _LOWEST * top_mhz <= m <= top_mhz), reverse=True)
-    taken = [top_mhz]
-    for mhz in falling[1:]:
-        apart = _APART * (1.0 + _WIDENS * (1.0 - mhz / top_mhz)) if is_sparse else 0.0
-        if taken[-1] - mhz >= apart * top_mhz:
+    near_mhz = min((mhz for mhz in listed_mhz if mhz >= auto_mhz), default=max(listed_mhz))
+    if not is_sparse:
+        return tuple(m for m in sorted(listed_mhz) if _LOWEST * near_mhz <= m <= near_mhz)
+    taken = [near_mhz]
+    for mhz in sorted(listed_mhz, reverse=True):
+        apart = _APART * (near_mhz + _WIDENS * (near_mhz - mhz))
+        if _LOWEST * near_mhz <= mhz <= taken[-1] - apart:
             taken.append(mhz)
-    return tuple(sorted(taken))
+    # Where others draw less, the power cap leaves a segment more than it left to all.
+    for mhz in sorted(listed_mhz):
+        apart = _APART * (near_mhz + _WIDENS * (mhz - near_mhz))
+        if taken[0] + apart <= mhz <= _ABOVE * near_mhz:
+            taken.insert(0, mhz)
+    return tuple(reversed(taken))
 
 
 def _sum(table: Floats, choice: Ints) -> float:

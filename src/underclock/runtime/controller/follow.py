@@ -19,6 +19,7 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
+from underclock.learning.pieces import read_places
 from underclock.records import AUTO, Clocks, Evidence, Plan, ThrottleReason
 from underclock.records.job import JobPlan
 from underclock.records.runs import LEARNED, AskLine, EndLine, EventLine, RunLine
@@ -128,7 +129,7 @@ class GpuController:
                     "counted beside those before",
                     at_s,
                 )
-            if places := self.page.places:
+            if places := read_places(self.page.path):
                 self.policy.discovered(places)
                 self.polling.position = self.machine.position
         self.machine.saw(mark, at_s, steps)
@@ -183,7 +184,8 @@ class GpuController:
         returned_s = self._clock.now_s()
         if failed is None:
             self.machine.asked(ask, called_s, returned_s)
-            if ask.to_mhz is not None and self.policy.times_changes:
+            # Within a step changes follow each other too fast for that.
+            if ask.to_mhz is not None and self.policy.changed and self.machine.state is State.HELD:
                 with others.during():
                     delay_s = self._gauges.follows_s(ask.to_mhz)
                 self.policy.changed(returned_s - called_s, delay_s)

@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 
 from underclock.errors import DataError, UsageError
+from underclock.learning.pieces import MOST_PLACES
 from underclock.records import Kernel, Plan, Step
 from underclock.records.common import Record
 from underclock.records.job import JobPlan
 from underclock.runtime.policy.parts import RankPart, digest_of
 from underclock.runtime.trainer import page as pages
-from underclock.runtime.trainer.marks import MOST_PLACES
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.sites import sites_of
 from underclock.runtime.undo.ownership import runtime_folder

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from underclock.learning.blocks import JobLearning
-from underclock.learning.places import kind_of
+from underclock.learning.pieces import kind_of
 from underclock.records import AUTO, Clocks, ClockSchedule
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import ArmLine, StepLine
@@ -24,7 +24,7 @@ class LearningPolicy(Policy):
     def __init__(self, machine: Machine, schedule: ClockSchedule, job: JobLearning) -> None:
         """Join the other GPUs of the run, and begin at auto."""
         super().__init__(machine, schedule)
-        self._job, self._gpu = job, len(job.holds)
+        self._job, self._gpu, self.changed = job, len(job.holds), job.changed
         job.holds.append(self._take)
         machine.position.always_closely = True
         machine.hold(AUTO)
@@ -37,18 +37,10 @@ class LearningPolicy(Policy):
         self._machine.position.always_closely = True
         self._job.cut(self._gpu, tuple(map(kind_of, places)))
 
-    @property
-    def times_changes(self) -> bool:  # type: ignore[override]
-        """Whether one clock is looked for, and changes are far apart."""
-        return self._job.times_changes
-
-    def changed(self, call_s: float, delay_s: float | None) -> None:
-        """Hand on what a change took."""
-        self._job.changed(call_s, delay_s)
-
     def _take(self, core_mhz: Sequence[int | None]) -> None:
         """Hold one clock, or let clocks of pieces follow each other."""
         self._machine.position.always_closely = not self._job.is_over
+        self.changed = None if self._job.knows_changes else self._job.changed
         clocks = [Clocks(core_mhz=mhz) for mhz in core_mhz]
         if len({*core_mhz}) == 1:
             self._machine.hold(clocks[0])
@@ -68,11 +60,6 @@ class LearningPolicy(Policy):
     def label(self) -> str:
         """What its steps count for."""
         return self._job.label
-
-    @property
-    def follows(self) -> bool:
-        """There is no plan."""
-        return False
 
     def passed(self, step: PassedStep) -> str:
         """Hand on a step."""

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -39,7 +39,9 @@ class Policy:
     """Decides what a machine does: follow the plan, but for locks that the power cap overrules."""
 
     speaks = False  # whether what it says is for the user's stderr too
-    times_changes = False  # whether it wants to know how long clocks take to change
+    # takes note of what a change of the core clock took, the call and from then on in s, if it
+    # wants to know; None for the second where that did not show
+    changed: Callable[[float, float | None], None] | None = None
 
     def __init__(self, machine: Machine, schedule: ClockSchedule, label: str = "plan") -> None:
         self._machine, self._planned, self._label = machine, schedule, label
@@ -62,9 +64,6 @@ class Policy:
 
     def discovered(self, places: Sequence[Sequence[object]]) -> None:
         """Take note of the places that a trainer marks, where no plan names any."""
-
-    def changed(self, call_s: float, delay_s: float | None) -> None:
-        """Take note of what a change of the core clock took; ``None`` where it did not show."""
 
     def passed(self, step: PassedStep) -> str:
         """Take note of a step as soon as it ended; return words for the log, if any."""

@@ -22,11 +22,10 @@ import sys
 import time
 import weakref
 from bisect import bisect_left
-from itertools import dropwhile
 
 from underclock.errors import DataError
 from underclock.hw.cuda.module_paths import WRAPPERS, paths_below
-from underclock.learning.places import places_of
+from underclock.learning.pieces import places_of, write_places
 from underclock.runtime.trainer import instructions
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import word_of
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    from underclock.learning.places import Place
+    from underclock.learning.pieces import Place
     from underclock.runtime.trainer.page import Page
     from underclock.runtime.trainer.streams import MarkStream
 
@@ -46,8 +45,6 @@ backward begins, and a backward pass is over."""
 
 _LEAST_SHARE = 0.5  # of the marks must be found where the plan says, or it is another step's
 _LOOKED_AT = 2  # steps, before places are chosen
-MOST_PLACES, _FEWEST_PLACES = 500, 16
-_MARK_EVERY_S = 2e-3  # of a step, in the mean: a mark takes some 5 µs of the training process
 _MOST_TRIES = 3  # a step may be cut short once: a scaler skips it, gradients are gathered unevenly
 
 
@@ -291,20 +288,12 @@ class Marker:
         if self._tries < _LOOKED_AT:
             found.clear()
             return
-        room = max(self._step_s / _MARK_EVERY_S, _FEWEST_PLACES)
-        if self._sites is None:  # what the step begins with, its own mark shows
-            found = list(dropwhile(lambda each: each[0] == found[0][0], found))
-        else:
-            known = {site[:2] for site in self._sites}
-            found, room = [each for each in found if each in known], math.inf
-        places = [(STEP, "", 0, 1), *places_of(found, int(min(room, MOST_PLACES)) - 1, {LEAVE})]
+        chosen, launches = places_of(found, self._step_s, {LEAVE}, self._sites)
+        places = [(STEP, "", 0, 1), *chosen]
         if self._sites is not None:
-            launches = [self._sites.get(place[:3], -1) for place in places]
-            kept = ascending([launch for launch in launches if launch >= 0])
-            places = [p for p, at in zip(places, launches, strict=True) if at in kept]
-            page.marks = tuple(sorted(kept))
+            page.marks = 0, *launches
         self._expect(places)
-        page.note_places(places)
+        write_places(page.path, places)
         self._found = None
         self._begin(page, len(places))
 

@@ -21,7 +21,6 @@ writes before each replay.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import stat
@@ -31,7 +30,6 @@ from underclock.errors import DataError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Self
 
 VERSION = 3
@@ -55,7 +53,6 @@ _MARK_BITS = 16
 _LONGEST = _MARKS - _SENTENCE
 _WORD, _WORDS = 4, struct.Struct("<2I")
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-_NEW = os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST_MARKS = (1 << _MARK_BITS) - 1
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -211,32 +208,6 @@ class Page:
         self._write(_LENGTH, len(text).to_bytes(_WORD, "little"))
         self._write(_PID, os.getpid().to_bytes(_WORD, "little"))
         self._write(_STATE, state.to_bytes(_WORD, "little"))  # who sees it may read the sentence
-
-    def note_places(self, places: Sequence[tuple[str, str, int, int]]) -> None:
-        """Note, as the trainer, at which places of a step its marks are, of a page without a plan.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        import json  # noqa: PLC0415 - PyTorch has it loaded
-
-        new = f"{self.path}.new"
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | _NEW, 0o600)
-        try:
-            os.write(fd, json.dumps(places).encode())
-        finally:
-            os.close(fd)
-        os.replace(new, f"{self.path}.places")  # noqa: PTH105 - pathlib loads slowly
-
-    @property
-    def places(self) -> list[list[str | int]]:
-        """Event, path, occurrence and total of each mark, as its trainer noted; empty for none."""
-        import json  # noqa: PLC0415 - of a page without a plan
-
-        with contextlib.suppress(OSError, ValueError), open(f"{self.path}.places") as file:  # noqa: PTH123
-            noted: list[list[str | int]] = json.load(file)
-            return noted
-        return []
 
     def claim(self) -> bool:
         """Take the page for this process, as its trainer; return whether it was free.

@@ -1,5 +1,7 @@
 """Clocks learned from a job's steps, by one GPU or several."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,7 @@ class Job:
         readable: Whether clocks can be read.
         dear_mhz: Below this clock a step takes half as long again.
         scatter: Standard deviation of a step's time, as a fraction.
+        bound: Core-bound part of each piece's time.
     """
 
     def __init__(
@@ -33,15 +36,21 @@ class Job:
         readable: bool = True,
         dear_mhz: int = 0,
         scatter: float = 1e-3,
+        bound: tuple[float, ...] = (0.15,),
     ) -> None:
         self._follows, self._readable, self._dear_mhz = follows, readable, dear_mhz
-        self._scatter = scatter
+        self._scatter, self._bound = scatter, np.array(bound)
         self.learning = JobLearning(range(210, 2101, 15), 0.01)
         part = observed_part()
         self.machines = [Machine(part.timetable(0)) for _ in range(gpus)]
         self.policies = [
             LearningPolicy(machine, part.schedules[0], self.learning) for machine in self.machines
         ]
+        if len(bound) > 1:
+            for policy in self.policies:
+                policy.discovered([["step", "", 0, 1], ["enter", "head", 0, 1]][: len(bound)])
+        self.asked_mhz: tuple[int | None, ...] = (None,) * len(bound)
+        self.learning.holds.append(self._hold)
         self.words: list[str] = []
         self.slow = 0  # steps at clocks that cost much time
         self._now_s, self._number = 0.0, 0
@@ -51,12 +60,17 @@ class Job:
     def holds(self) -> Clocks | None:
         return self.machines[0]._held  # noqa: SLF001 - it is seen in no other way
 
+    def _hold(self, core_mhz: Sequence[int | None]) -> None:
+        self.asked_mhz = tuple(core_mhz)
+
     def run(self, steps: int, *, energy: bool = True) -> None:
         for _ in range(steps):
-            held = self.holds or AUTO
-            mhz = float(held.core_mhz or _AUTO_MHZ) if self._follows else _AUTO_MHZ
-            ratio = min(mhz, _AUTO_MHZ) / _AUTO_MHZ
-            time_s = _AUTO_S * (0.85 + 0.15 / ratio) * (1 + self._random.normal(0.0, self._scatter))
+            asked = np.array([float(mhz or _AUTO_MHZ) for mhz in self.asked_mhz])
+            ran = asked if self._follows else np.full(len(asked), _AUTO_MHZ)
+            ratio = np.minimum(ran, _AUTO_MHZ) / _AUTO_MHZ
+            pieces_s = _AUTO_S / len(asked) * (1.0 - self._bound + self._bound / ratio)
+            pieces_s *= 1.0 + self._random.normal(0.0, self._scatter)
+            time_s, mhz = float(pieces_s.sum()), float(ran.mean())
             if mhz < self._dear_mhz:
                 time_s, self.slow = 1.5 * time_s, self.slow + 1
             checkpoint_s = 5.0 if self._number % 100 == 99 else 0.0
@@ -65,10 +79,11 @@ class Job:
                 began_s=self._now_s,
                 time_s=time_s + checkpoint_s,
                 state=State.HELD,
+                between_s=tuple(pieces_s),
             )
             for policy in self.policies:
                 self.words.append(policy.passed(step))
-            drawn_j = time_s * _AUTO_W * (0.4 + 0.6 * ratio**2.4) if energy else None
+            drawn_j = float(pieces_s @ (0.4 + 0.6 * ratio**2.4)) * _AUTO_W if energy else None
             for policy in self.policies:
                 line = line_of(step, drawn_j, mhz if self._readable else None)
                 self.words.append(policy.known(step, line))
@@ -131,6 +146,52 @@ def test_a_gpu_on_which_nothing_can_be_learned_is_left_alone(job: Job, reason: s
     assert reason in "".join(job.words)
     assert reason in job.policies[0].ends()
     assert job.policies[0].differences() == ()
+
+
+def _timed(job: Job, steps: int) -> None:
+    """Run steps, with changes of clocks as the controller times them."""
+    job.run(120)
+    for _ in range(3):
+        job.learning.changed(2e-3, 4e-3)
+    job.run(steps)
+
+
+def test_pieces_long_enough_for_a_change_get_clocks_of_their_own() -> None:
+    """One that memory bounds goes low, one that the core bounds stays fast."""
+    job = Job(bound=(0.05, 0.9))
+    _timed(job, 5000)
+    (line,) = job.policies[0].differences(ExpectedRun(gpu=0))
+    assert line.energy_change is not None
+    assert line.energy_change < -0.06  # one clock at 1 % saves 3 %
+    assert line.time_change < 0.012
+    low, high = job.asked_mhz
+    assert low is not None
+    assert high is not None
+    assert low < 1600
+    assert high > 1800
+    assert "in 2 segments" in "".join(job.words)
+    assert job.machines[0].timetable.planned == 2
+    assert job.machines[0].state is not State.HELD or job.machines[0]._held is None  # noqa: SLF001
+
+
+@pytest.mark.parametrize("delay_s", [0.05, None])
+def test_slow_or_unknown_changes_leave_one_clock_to_all_pieces(delay_s: float | None) -> None:
+    job = Job(bound=(0.05, 0.9))
+    job.run(120)
+    for _ in range(3):
+        job.learning.changed(2e-3, delay_s)
+    job.run(2500)
+    assert len({*job.asked_mhz}) == 1
+    assert job.policies[0].label in {"learned", "auto"}
+
+
+def test_gpus_whose_steps_are_cut_otherwise_have_one_clock() -> None:
+    job = Job(2, bound=(0.05, 0.9))
+    job.policies[1].discovered([["step", "", 0, 1], ["enter", "tail", 0, 1]])
+    job.asked_mhz = (None,)
+    job._bound = job._bound[:1]  # noqa: SLF001 - steps go on, and are not cut
+    _timed(job, 1000)
+    assert len(job.asked_mhz) == 1
 
 
 def test_a_short_job_says_how_far_it_came() -> None:

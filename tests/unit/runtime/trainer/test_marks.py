@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from made_jobs import job, job_plan
 from small_training import Model, Trains, batches, launches, train, training
 from underclock.errors import UsageError
+from underclock.learning.pieces import kind_of, read_places
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
@@ -107,6 +108,28 @@ def test_every_place_of_a_step_is_marked_in_turn(
     assert stream.steps == [2] * len(every) + [3] * len(every) + [4]
     assert page.enqueued == 4
     assert {site.event for site in sites} >= {"step", "enter", "leave", "back", "backward end"}
+
+
+@pytest.mark.untraced
+@pytest.mark.parametrize("passes", [1, 2])
+def test_without_a_plan_layers_are_marked_once_two_steps_were_seen(
+    page: Page, model: Model, passes: int
+) -> None:
+    stream = Noted()
+    marker = Marker([], lambda: page, lambda _page, _optimizer: stream, discovers=True)
+    marker.attach(torch)
+    train(model, 6, passes=passes)
+    marker.detach()
+
+    places = read_places(page.path)
+    every = list(range(1, len(places) + 1))
+    assert places[0] == ["step", "", 0, 1]
+    assert {("enter", "blocks.*"), ("back", "blocks.*")} <= {kind_of(place) for place in places}
+    assert {place[3] for place in places[1:]} == {passes}
+    assert stream.marks == [*every * 3, 1]
+    assert stream.steps[0] == 3
+    hooks = [each._forward_hooks for each in model.modules()]  # noqa: SLF001
+    assert not any(hooks)
 
 
 def test_the_loss_is_the_same_to_the_last_bit(marked: Callable[..., Noted]) -> None:
