@@ -157,7 +157,7 @@ def learned(gpu: str, model: str, budget: float, seed: int, *, same: bool = Fals
         learner.ended(BlockReading(at_auto=is_auto, core_mhz=ran_mhz, **of))
     time, energy = board.change(_pieces(board, learner))
     near = (s for s, _, tried, one in blocks if one and tried <= best_clock + _NEAR)
-    minutes = [[each[1] for each in some] for _, some in itertools.groupby(blocks, _minute)]
+    minutes = itertools.groupby(blocks, lambda block: int(block[0] // 60.0))
     saving = learner.saving
     return Learned(
         energy=energy,
@@ -166,12 +166,8 @@ def learned(gpu: str, model: str, budget: float, seed: int, *, same: bool = Fals
         trial=(saving[0].interval if saving else None) or (-math.inf, math.inf),
         took_s=now_s,
         lost=fmean(lost for _, lost, *_ in blocks),
-        worst=max(map(fmean, minutes)),
+        worst=max(fmean(each[1] for each in some) for _, some in minutes),
     )
-
-
-def _minute(block: tuple[float, float, float, bool]) -> int:
-    return int(block[0] // 60.0)
 
 
 def _pieces(board: Board, learner: Learner) -> Ints:

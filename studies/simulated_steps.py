@@ -1,7 +1,6 @@
 """Steps run under a schedule of clocks on a virtual GPU, and what they truly took."""
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +8,9 @@ from dataclasses import dataclass
 from underclock.errors import DeviceError
 from underclock.hw.simulated.rig import Rig
 from underclock.hw.watching import WatchedLoop
-from underclock.records import Clocks, Kernel
+from underclock.records import Kernel
 from underclock.records.latencies import changed
 from underclock.runtime.simulated import Driven, Scheduled, following
-
-_LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +31,6 @@ class Executed:
         """Changes that never happened: newer ones overtook them."""
         return self.planned * len(self.time_s) - sum(self.switches)
 
-    def early(self, than_s: float) -> int:
-        """Return how many happened longer than that before their launch began."""
-        return sum(miss_s < -than_s for miss_s in self.misses_s)
-
-    def late(self, than_s: float) -> int:
-        """Return how many happened longer than that after their launch began."""
-        return sum(miss_s > than_s for miss_s in self.misses_s)
-
 
 def execute(
     rig: Rig, kernels: Sequence[Kernel], schedule: Scheduled, *, steps: int, warm_s: float = 150.0
@@ -60,15 +49,12 @@ def execute(
         warm_s: How long the schedule runs before those.
 
     Raises:
-        ValueError: Not one setting and one duration for each of two launches or more, or a number
-            that makes no sense.
         UsageError: A kernel does not say what it does, or the GPU lists no such clocks.
         NotSupportedError: The GPU takes no such lock.
         NotPermittedError: This process may not lock clocks.
         DataError: The table lacks a clock that changes.
         DeviceError: The GPU fell off the bus, or refused.
     """
-    _check(len(kernels), schedule.clocks, schedule.predicted_s, steps, warm_s)
     device = rig.device
     with following(rig, kernels, schedule) as (loop, driven):
         watched = WatchedLoop(loop, rig.clock, "running the schedule")
@@ -111,17 +97,3 @@ def _summary(
         misses_s=tuple(miss_s for _, miss_s in misses),
         temperature_c=temperature_c,
     )
-
-
-def _check(
-    launches: int, clocks: Sequence[Clocks], predicted_s: Sequence[float], steps: int, warm_s: float
-) -> None:
-    if launches < _LEAST_LAUNCHES or {len(clocks), len(predicted_s)} != {launches}:
-        raise ValueError(
-            f"{launches} launches need as many clocks and durations, and there must be two at "
-            f"least; got {len(clocks)} clocks and {len(predicted_s)} durations"
-        )
-    if not all(0 < duration_s < math.inf for duration_s in predicted_s):
-        raise ValueError("every predicted duration must be positive and finite")
-    if steps < 1 or not 0 <= warm_s < math.inf:
-        raise ValueError(f"cannot report {steps} steps after {warm_s} s")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats, Ints
-from underclock.learning.learner import Learner, LearningStage, options
-from underclock.learning.response import BlockReading, Response
+from underclock.learning.learner import Learner, LearningStage, options, phases_of
+from underclock.learning.response import BlockReading, Response, under_ceiling
 
 LISTED = tuple(range(210, 2101, 15))
 _AUTO_MHZ, _AUTO_S, _AUTO_W = 1900.0, 0.1, 300.0
@@ -49,6 +49,38 @@ class World:
         ratio = np.minimum(core_mhz, _AUTO_MHZ) / _AUTO_MHZ
         times = _AUTO_S * (1.0 - self.bound + self.bound / ratio)
         return times, times * _AUTO_W * (self.static + (1.0 - self.static) * ratio**2.4)
+
+
+class Capped(World):
+    """Segments under a power cap, which lowers one ceiling for both."""
+
+    def __init__(self, *bound: float, limit_w: float) -> None:
+        super().__init__(*bound)
+        self._limit_w, self._boost_mhz = limit_w, 1900.0
+        self.auto_mhz = float(self._ran(np.full(len(bound), self._boost_mhz))[0])
+
+    def block(self, core_mhz: Floats, *, at_auto: bool) -> BlockReading:
+        ran = self._ran(np.full(len(core_mhz), self._boost_mhz) if at_auto else core_mhz)
+        return super().block(ran, at_auto=at_auto)
+
+    def true(self, core_mhz: Floats) -> tuple[float, float]:
+        times, energies = self._costs(self._ran(core_mhz))
+        auto = self._costs(np.full(len(core_mhz), self.auto_mhz))
+        return times.sum() / auto[0].sum() - 1, energies.sum() / auto[1].sum() - 1
+
+    def _ran(self, core_mhz: Floats) -> Floats:
+        for ceiling in np.arange(self._boost_mhz, 0.0, -1.0):
+            times, energies = self._costs(ran := np.minimum(core_mhz, ceiling))
+            if energies.sum() <= self._limit_w * times.sum():
+                break
+        return ran
+
+
+def test_a_ceiling_is_where_the_mean_clock_is_what_was_read() -> None:
+    asked, times_s = np.array([1900.0, 1200.0, 1500.0]), np.array([1.0, 1.0, 2.0])
+    assert under_ceiling(asked, times_s, 1525.0).tolist() == asked.tolist()
+    assert under_ceiling(asked, times_s, 1425.0) == pytest.approx([1500.0, 1200.0, 1500.0])
+    assert under_ceiling(asked, times_s, 1000.0) == pytest.approx([1000.0] * 3)
 
 
 def _mhz(learner: Learner, choice: Ints) -> Floats:
@@ -150,12 +182,38 @@ def test_unknown_energies_end_in_no_claim() -> None:
     assert (learner.choice < 0).all()
 
 
+def test_under_a_power_cap_a_segment_may_run_faster_than_at_auto() -> None:
+    """At auto the cap lowers both alike; where one goes low, it leaves the other more."""
+    world = Capped(0.05, 0.95, limit_w=230.0)
+    learner = Learner(LISTED, budget=0.01, kinds=("memory", "core"))
+    learner.least_s = 0.05
+    _learn(world, learner)
+
+    assert learner.best is not None
+    low, high = _mhz(learner, learner.best)
+    assert low < 1500 < world.auto_mhz < high
+    time, energy = world.true(np.array([low, high]))
+    assert time <= 0.013
+    assert energy < -0.05
+
+
+def test_phases_are_what_takes_turns_and_what_a_cap_cannot_tell_apart() -> None:
+    turns, once = (0, 1, 0, 1, 2, 3, 2, 3), (0, 1, 2, 3)
+    assert phases_of(turns, np.full(8, 0.5)).tolist() == [0, 0, 2, 2]
+    assert phases_of(once, np.full(4, 0.5)).tolist() == [0, 1, 2, 3]
+    assert phases_of(once, np.full(4, 0.05)).tolist() == [0, 0, 0, 0]
+
+
 def test_options_end_above_auto_and_lie_closer_at_the_top() -> None:
     every = options(LISTED, 1897.0, is_sparse=False)
     some = options(LISTED, 1897.0, is_sparse=True)
-    assert (every[-1], some[-1]) == (1905, 1905)
-    assert set(some) < set(every)
-    assert some[-1] - some[-2] < some[1] - some[0]
+    assert every[-1] == 1905
+    assert 1905 in some
+    near = some.index(1905)
+    assert {*some[: near + 1]} < {*every}
+    assert some[near] - some[near - 1] < some[1] - some[0]
+    assert some[near + 1] - some[near] <= some[-1] - some[-2]
+    assert 2070 <= some[-1] <= 1.15 * 1905
     assert options((1000,), 1200.0, is_sparse=False) == (1000,)
 
 

@@ -184,7 +184,6 @@ class GpuController:
         returned_s = self._clock.now_s()
         if failed is None:
             self.machine.asked(ask, called_s, returned_s)
-            # Within a step changes follow each other too fast for that.
             if ask.to_mhz is not None and self.policy.changed and self.machine.state is State.HELD:
                 with others.during():
                     delay_s = self._gauges.follows_s(ask.to_mhz)
