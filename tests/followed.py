@@ -42,6 +42,7 @@ class Given(Gauges):
     def __init__(self) -> None:
         self.error = ""
         self.closely_s = 0.0
+        self.awaited: list[int] = []  # clocks that a controller waited for
         self.given: list[Gauge] = []
 
     def taken(self) -> list[Gauge]:
@@ -50,6 +51,10 @@ class Given(Gauges):
 
     def read_closely(self, for_s: float) -> None:
         self.closely_s = for_s
+
+    def follows_s(self, core_mhz: int) -> float | None:
+        self.awaited.append(core_mhz)
+        return 0.0
 
     def gives(self, gauge: Gauge) -> None:
         self.given.append(gauge)

@@ -452,7 +452,7 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
             evidence=Evidence.SIMULATED if is_simulated() else Evidence.MEASURED,
             gpus=tuple(names),
             workload=options["name"] if plan is None else plan.workload,
-            marks=len(followers[0].page.marks),
+            marks=len(followers[0].machine.timetable.marks),
             dry=options["dry"],
             is_job=ranks is not None,
             began_s=clock.now_s(),

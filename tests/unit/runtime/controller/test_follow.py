@@ -20,6 +20,8 @@ from small_training import plan
 from underclock.errors import NotPermittedError, NotSupportedError, UnderclockError
 from underclock.hw.clock import SystemClock
 from underclock.hw.settable import Setting, Value
+from underclock.learning.blocks import JobLearning
+from underclock.learning.pieces import write_places
 from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
 from underclock.runtime.controller.follow import Follow, GpuController
@@ -36,6 +38,8 @@ from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.policy.learning import LearningPolicy
+from underclock.runtime.policy.parts import observed_part
 from underclock.runtime.policy.policy import policy_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
@@ -59,13 +63,21 @@ class Bench:
         self.begun = 0
         self._follow: Follow | None = None
 
-    def follow(self, setter: Callable[[Setting, Value], None] | None) -> Follow:
-        machine = Machine(timetable_of(scheduled(PLAN), MARKS))
+    def follow(
+        self,
+        setter: Callable[[Setting, Value], None] | None,
+        learns: JobLearning | None = None,
+    ) -> Follow:
+        part = observed_part()
+        machine = Machine(part.timetable(0) if learns else timetable_of(scheduled(PLAN), MARKS))
+        policy = policy_of(machine, PLAN, arms="", window=0)
+        if learns is not None:
+            policy = LearningPolicy(machine, part.schedules[0], learns)
         follower = GpuController(
             0,
             self.page,
             machine,
-            policy_of(machine, PLAN, arms="", window=0),
+            policy,
             setter=setter,
             gauges=self.shown,
             clock=self.clock,
@@ -114,6 +126,31 @@ def test_clocks_are_asked_for_and_every_step_is_noted(bench: Bench) -> None:
     assert all(line.planned == 2 for line in steps)
     assert sum(isinstance(line, AskLine) for line in lines) == len(asked.values)
     assert isinstance(lines[-1], EndLine)
+
+
+def test_places_that_a_trainer_chose_cut_steps_and_changes_are_timed(bench: Bench) -> None:
+    write_places(bench.page.path, [("step", "", 0, 1), *(("enter", "h", 0, 1),) * (len(MARKS) - 1)])
+    learning, asked = JobLearning([1000, 1500], 0.01), list[Value]()
+    follow = bench.follow(lambda _setting, mhz: asked.append(mhz), learning)
+    (follower,) = follow.followers
+    bench.steps(follow, 4)
+    assert follower.machine.timetable.marks == tuple(range(len(MARKS)))
+    assert follower.polling.position is follower.machine.position
+    assert follower.machine.position.between_s == pytest.approx(
+        [
+            (after - before) * _LAUNCH_S
+            for before, after in itertools.pairwise((*MARKS, len(PLAN.step.order)))
+        ],
+        abs=5e-4,
+    )
+
+    for hold in learning.holds:
+        hold((1500,) * len(MARKS))
+    bench.steps(follow, 2)
+    assert asked == [1500]
+    assert bench.shown.awaited == [1500]
+    steps = [line for line in bench.lines() if isinstance(line, StepLine)]
+    assert [line.arm for line in steps] == ["auto"] * len(steps)
 
 
 @pytest.mark.parametrize(("counts", "asleep_s"), [((5, 7), 3.0), ((9, 4, 6), 0.4), ((4, 30), 20.0)])
@@ -344,6 +381,13 @@ def test_gauges_are_read_until_they_are_closed() -> None:
     assert (first.power_w, first.energy_j, first.clocks.core_mhz) == (200.0, 5.0, 1500)
     assert first.limit_w is None
     assert gauges.error == "the GPU is gone"
+
+
+def test_how_long_a_clock_takes_to_be_there_is_read() -> None:
+    gauges = Gauges(Reads(), CLOCK)  # type: ignore[arg-type]
+    assert (gauges.follows_s(1502) or math.nan) < 0.1
+    assert gauges.follows_s(1600) is None
+    gauges.close()
 
 
 def _wait(condition: Callable[[], bool]) -> None:
