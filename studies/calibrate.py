@@ -1,12 +1,10 @@
 """Fit simulated GPUs to measured sweeps: a user's own, or all of the package's data.
 
     python studies/calibrate.py sweep.csv -o mygpu.json [--json]
-    python studies/calibrate.py sweep.csv --check --gpu sim:rtx3080ti [--points 4] [--json]
     python studies/calibrate.py ../shared/data            the package's data, and its evidence
     python studies/calibrate.py ../shared/data --only a40      that GPU's file alone, and no page
 
-``mygpu.json`` is ``sim:mygpu.json``. Checking fits only the constants of each kernel, to a few of
-its rows, and predicts the other rows.
+``mygpu.json`` is ``sim:mygpu.json``. `locked` judges the package's data by other sweeps, later.
 
 Of the package's data, the four sweeps fit shared and kernel constants. arXiv 2601.08539's Table 1
 fits what an RTX 3080 Ti does per cycle; its Table 2, relaxed curve, validation and transfer are
@@ -16,7 +14,6 @@ docs/evidence/h200.
 
 import dataclasses
 import datetime as dt
-from collections.abc import Collection
 from pathlib import Path
 
 import click
@@ -32,7 +29,7 @@ from underclock.app.output import print_json
 from underclock.core.model.parameters import unknown_gpu
 from underclock.errors import UsageError
 from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, encode, gpu_model
-from underclock.records import Evidence, Record, SampleSet
+from underclock.records import SampleSet
 from underclock.store import check_output, read_samples, write_text
 
 _DATA = ROOT / "src" / "underclock" / "gpus" / "data"
@@ -43,31 +40,12 @@ _SWEEPS = {
     "titanx": "titanx_apps.csv",
 }
 
-# Its kernels are whole passes, too alike to tell what heat does to leakage: left to the fit that
-# rose by 17 % for a degree, and campaigns on the GPU that came of it were misled.
-_HELD = {"a40": ("leak_per_c",)}
+# Leakage rises by 0.5 to 1 % a degree, of no GPU by more. Where temperature follows power in every
+# row, a fit puts into it what else rises with power: 17 % a degree of an A40's sweep, and without
+# end of a laptop's.
+_MOST_LEAK_PER_C = 0.02
 _POINTS = 4
 _DUMMY_MEM_MHZ = 1000
-
-
-class KernelCheck(Record, frozen=True, kw_only=True):
-    """Mean absolute relative errors of one kernel, as fractions."""
-
-    time_mape: float
-    power_mape: float
-    rows: int
-
-
-class Check(Record, frozen=True, kw_only=True):
-    """How well a model predicts a sweep, each kernel from ``points`` of its rows."""
-
-    evidence: Evidence
-    gpu: str
-    points: int
-    time_mape: float
-    power_mape: float
-    rows: int
-    kernels: dict[str, KernelCheck]
 
 
 def calibrate_gpu(
@@ -75,19 +53,25 @@ def calibrate_gpu(
     *,
     base: GpuModel | None = None,
     date: str,
-    held: Collection[str] = (),
 ) -> GpuModel:
     """Fit a simulated GPU to a sweep.
 
     Args:
         base: Clock tables, limits and rates to keep; by default those the table itself shows.
         date: When, as YYYY-MM-DD.
-        held: Names of constants that stay as in ``base``.
     """
     sample_set = read_samples(table)
     base = base or base_of(sample_set)
     limit_w = base.limit_w[0]
-    found = calibrate(sample_set, base.constants, limit_w, held)
+    held: tuple[str, ...] = ()
+    found, note = calibrate(sample_set, base.constants, limit_w), ""
+    if found.gpu.leak_per_c > _MOST_LEAK_PER_C:
+        held = ("leak_per_c",)
+        note = (
+            f"its rows would have leakage rise by {found.gpu.leak_per_c:.0%} a degree, so they do "
+            f"not say what heat does: {base.constants.leak_per_c:.2%} is assumed"
+        )
+        found = calibrate(sample_set, base.constants, limit_w, held)
     out = None
     if len(sample_set.kernels) > 1:
         out = held_out(sample_set, base.constants, limit_w, _POINTS, held)
@@ -105,51 +89,24 @@ def calibrate_gpu(
             date=date,
             fit=_accuracy(errors_of(found, sample_set.samples)),
             held_out=_accuracy(out) if out else None,
+            note=note,
         ),
     )
 
 
-def check_calibration(table: SampleSet | str | Path, *, gpu: str, points: int = _POINTS) -> Check:
-    """Predict a sweep with a model whose shared constants stay as they are.
+def check_calibration(table: Path, gpu: str, points: int = _POINTS) -> MeanErrors:
+    """Predict a sweep with a packaged GPU's shared constants, each kernel from a few of its rows.
 
-    Each kernel's own constants are fitted to a few of its rows, chosen for what they tell; all its
-    other rows are predicted, those at the power cap too.
-
-    Args:
-        gpu: ``sim:NAME`` or ``sim:FILE.json``.
-
-    Raises:
-        UsageError: A table, no such model, or no points.
-        DataError: The table cannot be read, or says too little.
+    The rows are chosen for what they tell; all others are predicted, those at the power cap too.
     """
-    if points < 2:  # noqa: PLR2004 - a line needs two
-        raise UsageError(f"cannot fit a kernel to {points} rows", hint="--points 4 or more")
-    model, sample_set = gpu_model(gpu.removeprefix("sim:")), read_samples(table)
-    if not model.own:
-        raise UsageError(
-            f"{model.name} was not calibrated on a sweep", hint="check a calibrated GPU"
-        )
+    model = gpu_model(gpu)
     known = Calibrated(
         gpu=model.constants,
         kernels={item.kernel.name: item.constants for item in model.own},
         limit_w=model.limit_w[0] - model.cap_margin_w,
     )
-    results = errors_by_kernel(known, sample_set, model.limit_w[0], points)
-    if not results:
-        raise UsageError(f"no rows are left after {points} a kernel", hint="use fewer points")
-    total = MeanErrors.over(list(results.values()))
-    return Check(
-        evidence=sample_set.evidence,
-        gpu=gpu,
-        points=points,
-        time_mape=total.time,
-        power_mape=total.power,
-        rows=total.rows,
-        kernels={
-            name: KernelCheck(time_mape=e.time, power_mape=e.power, rows=e.rows)
-            for name, e in results.items()
-        },
-    )
+    results = errors_by_kernel(known, read_samples(table), model.limit_w[0], points)
+    return MeanErrors.over(list(results.values()))
 
 
 def base_of(sample_set: SampleSet) -> GpuModel:
@@ -213,9 +170,9 @@ def _errors(models: dict[str, GpuModel], folder: Path) -> str:
         fit, out = calibration.fit, calibration.held_out
         if fit is None or out is None:
             raise AssertionError(f"{name} was fitted without errors")
-        check = check_calibration(folder / "measured" / table, gpu=f"sim:{name}")
+        check = check_calibration(folder / "measured" / table, name)
         errors = [f"{each.time:.1%} / {each.power:.1%}" for each in (fit, out)]
-        checked = f"{check.time_mape:.1%} / {check.power_mape:.1%} over {check.rows} rows"
+        checked = f"{check.time:.1%} / {check.power:.1%} over {check.rows} rows"
         lines.append((f"`sim:{name}`", f"`{table}`", calibration.rows, *errors, checked))
     return markdown(lines)
 
@@ -223,9 +180,7 @@ def _errors(models: dict[str, GpuModel], folder: Path) -> str:
 def _package_data(folder: Path, only: tuple[str, ...], today: str) -> None:
     """Write one file a GPU, and the page."""
     models = {
-        name: calibrate_gpu(
-            folder / "measured" / table, base=SPECS[name], date=today, held=_HELD.get(name, ())
-        )
+        name: calibrate_gpu(folder / "measured" / table, base=SPECS[name], date=today)
         for name, table in _SWEEPS.items()
         if name in (only or _SWEEPS)
     }
@@ -251,9 +206,6 @@ def _package_data(folder: Path, only: tuple[str, ...], today: str) -> None:
 @output_option("simulated GPU (.json)", required=False, stdout=False)
 @force_option
 @click.option("--only", multiple=True, type=click.Choice(list(_SWEEPS)), help="Of a folder.")
-@click.option("--check", is_flag=True, help="Predict TABLE with --gpu instead of fitting.")
-@click.option("--gpu", help="With --check: the simulated GPU to check.")
-@click.option("--points", default=_POINTS, show_default=True, help="With --check: rows a kernel.")
 @json_option
 def command(
     *,
@@ -261,26 +213,13 @@ def command(
     output: Path | None,
     force: bool,
     only: tuple[str, ...],
-    check: bool,
-    gpu: str | None,
-    points: int,
     as_json: bool,
 ) -> None:
-    """Make a simulated GPU of TABLE, a measured sweep, or check one; or of a folder all of ours."""
+    """Make a simulated GPU of TABLE, a measured sweep; or of a folder all of ours."""
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     if table.is_dir():
         _package_data(table, only, today)
-    elif check and gpu is not None:
-        found = check_calibration(table, gpu=gpu, points=points)
-        if as_json:
-            print_json(found)
-            return
-        print(f"{gpu} against {found.evidence} rows: {points} rows a kernel fitted")
-        rows: list[tuple[str, Check | KernelCheck]] = [("all", found), *found.kernels.items()]
-        for name, each in rows:
-            errors = f"time {each.time_mape:.1%}, power {each.power_mape:.1%}"
-            print(f"{name}: mean error {errors}, {each.rows} rows")
-    elif output is not None and output.suffix == ".json" and not check:
+    elif output is not None and output.suffix == ".json":
         check_output(output, force=force, inputs=(table,), begins="{")
         model = calibrate_gpu(table, date=today)
         write_text(output, encode(model), force=force)
@@ -289,10 +228,7 @@ def command(
         else:
             print(f"sim:{output}: {model.calibration}")
     else:
-        raise UsageError(
-            "say where the simulated GPU goes, or what to check",
-            hint="-o mygpu.json, or --check --gpu sim:rtx3080ti",
-        )
+        raise UsageError("say where the simulated GPU goes", hint="-o mygpu.json")
 
 
 if __name__ == "__main__":
