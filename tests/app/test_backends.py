@@ -13,6 +13,9 @@ from underclock.hw.gpu_names import GpuKind, parse_gpu
     [
         ("sim:rtx3080ti", GpuKind.SIMULATED, "rtx3080ti", 0, 0),
         ("sim:rtx3080ti#12", GpuKind.SIMULATED, "rtx3080ti", 12, 0),
+        ("sim:rtx3080ti#smooth", GpuKind.SIMULATED, "rtx3080ti#smooth", 0, 0),
+        ("sim:rtx3080ti#3#smooth", GpuKind.SIMULATED, "rtx3080ti#smooth", 3, 0),
+        ("sim:my.json#smooth", GpuKind.SIMULATED, "my.json#smooth", 0, 0),
         ("sim:my#model.json", GpuKind.SIMULATED, "my#model.json", 0, 0),
         ("sim:my#model.json#2", GpuKind.SIMULATED, "my#model.json", 2, 0),
         ("replay:a#1.csv", GpuKind.REPLAYED, "a#1.csv", 0, 0),

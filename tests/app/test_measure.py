@@ -150,7 +150,9 @@ def _step() -> Step:
 def given(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """Return a plan of board 1."""
     to = tmp_path_factory.mktemp("near") / "1.db"
-    samples = measure(_step(), gpu="sim:rtx3080ti#1", to=to, campaign=_CAMPAIGN, measuring=BRISK)
+    samples = measure(
+        _step(), gpu="sim:rtx3080ti#1#smooth", to=to, campaign=_CAMPAIGN, measuring=BRISK
+    )
     return plan(samples, _GOAL, latency="free")
 
 
@@ -159,7 +161,7 @@ def test_few_windows_make_a_plan_a_boards_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_document(tmp_path / "plan.json", given)
-    ask = "measure --near plan.json --gpu sim:rtx3080ti#3 --precision 1% -o mine.db"
+    ask = "measure --near plan.json --gpu sim:rtx3080ti#3#smooth --precision 1% -o mine.db"
 
     main(ask.split())
     own = read_samples("mine.db")
@@ -178,14 +180,14 @@ def test_few_windows_make_a_plan_a_boards_own(
         )
     refined = plan(own, _GOAL)
     assert refined.gpu == own.gpu
-    ran = validate(refined, gpu="sim:rtx3080ti#3", repeats=2, measuring=BRISK)
+    ran = validate(refined, gpu="sim:rtx3080ti#3#smooth", repeats=2, measuring=BRISK)
     assert ran.energy_change.mean == pytest.approx(refined.promise.energy_change, abs=0.01)
     assert ran.time_change.mean == pytest.approx(refined.promise.time_change, abs=0.004)
 
 
 def test_what_cannot_be_measured_near(given: Plan, tmp_path: Path) -> None:
     def refused(
-        match: str, gpu: str = "sim:rtx3080ti#3", near: Plan = given, kind: type = DataError
+        match: str, gpu: str = "sim:rtx3080ti#3#smooth", near: Plan = given, kind: type = DataError
     ) -> None:
         with pytest.raises(kind, match=match):
             measure(gpu=gpu, to=tmp_path / "s.db", campaign=Campaign(near=near))
@@ -196,7 +198,7 @@ def test_what_cannot_be_measured_near(given: Plan, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="this is another step"):
         measure(
             workload("gpt3-125m", {"layers": 1}),
-            gpu="sim:rtx3080ti#3",
+            gpu="sim:rtx3080ti#3#smooth",
             to=tmp_path / "s.db",
             campaign=Campaign(near=given),
         )

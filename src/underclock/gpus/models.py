@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 
 from underclock.errors import DataError, UsageError
+from underclock.physics.cap import SIMULATED, Fading
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
 from underclock.physics.costs import duration_s, voltage_v
 from underclock.records import SCHEMAS, Kernel, Kind, check_schema
@@ -35,6 +36,7 @@ from underclock.units import name_hint
 
 _NAMES = ("rtx3080ti", "a4000", "a40", "a100", "titanx", "h200")
 _BOARDS = ("rtx3080ti#paper",)
+SMOOTH = "#smooth"  # after a name: boards that do what equations say, and are one like another
 _GREATEST = 1e30  # of a constant: what is computed from a few of them stays finite
 
 
@@ -70,18 +72,12 @@ class Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensors:
-    """The sensors of one architecture.
-
-    Attributes:
-        usage: What ``nvmlDeviceGetPowerUsage`` shows.
-        instant: What field 186, ``NVML_FI_DEV_POWER_INSTANT``, shows.
-        energy_call: How long reading the energy counter blocks.
-    """
+    """The sensors of one architecture."""
 
     counter_tick_s: float
-    usage: Meter
-    instant: Meter
-    energy_call: Latency
+    usage: Meter  # that ``nvmlDeviceGetPowerUsage`` shows
+    instant: Meter  # that field 186, ``NVML_FI_DEV_POWER_INSTANT``, shows
+    energy_call: Latency  # for which reading the energy counter blocks
 
 
 # Measured on an H200: median 3 ms, 99 % within 15 ms. The ends are assumed.
@@ -157,10 +153,6 @@ class SwitchingModel:
     mem_stall_s: float = 0.010
     """Nothing executes for this long when the memory clock changes."""
 
-    def __post_init__(self) -> None:
-        if min(self.core_s, self.mem_s, self.target_spread, self.jitter, self.mem_stall_s) < 0:
-            raise ValueError("delays and their spreads must not be negative")
-
     def usual_s(self, model: str, domain: Domain, bounds: Bounds | None) -> float:
         """Return the delay that a target has without jitter; bounds of ``None`` give it back.
 
@@ -210,6 +202,8 @@ class Calibration:
     """On the table itself."""
     held_out: Accuracy | None = None
     """On kernels that took no part in the shared constants, from four of their rows."""
+    locked: Accuracy | None = None
+    """At locked clocks of boards that took no part, with one constant of their kernel fitted."""
     note: str = ""
     """What else went in."""
 
@@ -217,7 +211,8 @@ class Calibration:
         fitted = f"fitted to {self.rows} rows of {self.source} on {self.date}"
         fit = self.fit and f"mean error {self.fit}"
         held_out = self.held_out and f"on held-out kernels {self.held_out}"
-        parts = (fitted if self.rows else self.source, fit, held_out, self.note)
+        locked = self.locked and f"at locked clocks of other boards {self.locked}"
+        parts = (fitted if self.rows else self.source, fit, held_out, locked, self.note)
         return "; ".join(part for part in parts if part)
 
 
@@ -286,6 +281,13 @@ class GpuModel:
     ignored_locks: tuple[Domain, ...] = ()
     """Clocks whose locks the driver accepts and the GPU does not follow."""
     memory_lock: MemoryLockEffect = MemoryLockEffect()
+    bands: tuple[tuple[float, float, float, float], ...] = ()
+    """Core clocks at which its boards cost more than equations say: centre and width in MHz, and at
+    the centre the logarithms of power and of time over those."""
+    cap_fading: Fading = SIMULATED
+    """Of the power loop of its boards."""
+    smooth: bool = False
+    """Whether its boards have no more than equations do."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -337,13 +339,9 @@ class GpuModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBoard:
-    """A board that differs from its model by what boards may differ in, fitted to what it showed.
+    """A board that differs from its model by what boards may, fitted to what it showed."""
 
-    Attributes:
-        constants: Those of `GpuConstants` that differ, by name.
-    """
-
-    constants: dict[str, float | tuple[float, ...]]
+    constants: dict[str, float | tuple[float, ...]]  # of `GpuConstants`, those that differ
     cap_margin_w: float
     memory_lock: MemoryLockEffect
     calibration: Calibration
@@ -362,6 +360,8 @@ def board_names() -> tuple[str, ...]:
 def gpu_model(name: str) -> GpuModel:
     """Return a model by short name, or from a file that ``studies/calibrate.py`` wrote.
 
+    With ``#smooth`` after it, its boards have no more than equations do.
+
     Raises:
         UsageError: No such model; another GPU's constants would be worse than none.
         DataError: The file cannot be read as a model.
@@ -375,9 +375,12 @@ def gpu_model(name: str) -> GpuModel:
             model,
             constants=dataclasses.replace(model.constants, **board.constants),  # type: ignore[arg-type]
             cap_margin_w=board.cap_margin_w,
+            smooth=True,
             memory_lock=board.memory_lock,
             calibration=board.calibration,
         )
+    if name.endswith(SMOOTH):
+        return dataclasses.replace(gpu_model(name.removesuffix(SMOOTH)), smooth=True)
     if not name.endswith(".json"):
         if name not in _NAMES:
             near = any(name in each or each in name for each in _NAMES)  # else it is another GPU
@@ -459,17 +462,11 @@ _WAITING, _SENT_BYTE_J, _SHOWN = 24 / 700, 0.4e-9, 1 / 4
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A GPU's link to its peers.
+    """A GPU's link to its peers."""
 
-    Attributes:
-        name: As people call it.
-        gb_per_s: Bandwidth of one direction in GB/s.
-        is_known: Whether this GPU's link is known; else it is the usual one.
-    """
-
-    name: str
-    gb_per_s: float
-    is_known: bool = True
+    name: str  # as people call it
+    gb_per_s: float  # of one direction
+    is_known: bool = True  # else it is the usual one
 
     def taken_s(self, kernel: Kernel) -> float:
         """Return how long a collective takes; one that does not say of how many GPUs, of two."""

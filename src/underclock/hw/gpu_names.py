@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from underclock.errors import NotSupportedError, UsageError
-from underclock.gpus.models import board_names
+from underclock.gpus.models import SMOOTH, board_names
 from underclock.hw.base import Capability
 from underclock.hw.replay import ReplayMeasurer
 from underclock.units import name_hint
@@ -22,27 +22,15 @@ class GpuKind(StrEnum):
     REAL = "nvml"
 
 
-@dataclass(frozen=True, slots=True)
-class _Backend:
-    """What one kind of GPU is called and can do, and why it can do no more."""
-
-    example: str
-    capabilities: frozenset[Capability]
-    because: str
-
-
-_BACKENDS = {
-    GpuKind.SIMULATED: _Backend("sim:rtx3080ti", frozenset(Capability), "it can do everything"),
-    GpuKind.REPLAYED: _Backend(
-        "replay:TABLE.csv",
-        ReplayMeasurer.capabilities,
-        "a table only repeats what was measured before",
-    ),
-    GpuKind.REAL: _Backend(
-        "nvml:0",
-        frozenset({Capability.READ, Capability.RUN, Capability.LOCK, Capability.MIX}),
-        "this version does that on simulated GPUs only",
-    ),
+_CAPABILITIES = {
+    GpuKind.SIMULATED: frozenset(Capability),
+    GpuKind.REPLAYED: ReplayMeasurer.capabilities,
+    GpuKind.REAL: frozenset({Capability.READ, Capability.RUN, Capability.LOCK, Capability.MIX}),
+}
+_EXAMPLES = {
+    GpuKind.SIMULATED: "sim:rtx3080ti",
+    GpuKind.REPLAYED: "replay:TABLE.csv",
+    GpuKind.REAL: "nvml:0",
 }
 
 
@@ -64,27 +52,30 @@ class GpuName:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What it can do, permission apart."""
-        return _BACKENDS[self.kind].capabilities
+        return _CAPABILITIES[self.kind]
 
     def need(self, capability: Capability) -> None:
         """Refuse a GPU that cannot do what is asked."""
         if capability in self.capabilities:
             return
-        error = UsageError if self.kind is GpuKind.REPLAYED else NotSupportedError
-        raise error(
-            f"{self.text!r} cannot {capability}: {_BACKENDS[self.kind].because}",
-            hint=f"name a GPU that can, for example {_BACKENDS[GpuKind.SIMULATED].example}",
+        hint = f"name a GPU that can, for example {_EXAMPLES[GpuKind.SIMULATED]}"
+        cannot = f"{self.text!r} cannot {capability}"
+        if self.kind is GpuKind.REPLAYED:
+            raise UsageError(f"{cannot}: a table only repeats what was measured before", hint=hint)
+        raise NotSupportedError(
+            f"{cannot}: this version does that on simulated GPUs only", hint=hint
         )
 
 
 def parse_gpu(text: str) -> GpuName:
     """Take apart ``sim:NAME``, ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
 
-    Nothing after ``nvml`` is the first real GPU. A unit may be a board that has a name.
+    Nothing after ``nvml`` is the first real GPU. A unit may be a board that has a name; with
+    ``#smooth`` at the end any does what equations say.
     """
     kind, _, rest = text.partition(":")
     if kind not in list(GpuKind):
-        forms = ", ".join(backend.example for backend in _BACKENDS.values())
+        forms = ", ".join(_EXAMPLES.values())
         near = name_hint(kind, list(GpuKind))
         raise UsageError(f"unknown GPU {text!r}", hint=f"{near}; write {forms}")
     if kind == GpuKind.REAL:
@@ -92,17 +83,18 @@ def parse_gpu(text: str) -> GpuName:
             raise UsageError(f"cannot read {rest!r} as a GPU's number", hint="write nvml:0")
         return GpuName(text=text, kind=GpuKind.REAL, index=int(rest or 0))
     if not rest:
-        example = _BACKENDS[GpuKind(kind)].example
-        raise UsageError(f"{text!r} names no GPU", hint=f"write for example {example}")
+        hint = f"write for example {_EXAMPLES[GpuKind(kind)]}"
+        raise UsageError(f"{text!r} names no GPU", hint=hint)
     if kind == GpuKind.REPLAYED:
         return GpuName(text=text, kind=GpuKind.REPLAYED, name=rest)
-    name, mark, unit = rest.rpartition("#")
+    kind_of = SMOOTH if rest.endswith(SMOOTH) else ""
+    name, mark, unit = rest.removesuffix(SMOOTH).rpartition("#")
     if not mark or rest.endswith(".json") or rest in board_names():
         return GpuName(text=text, kind=GpuKind.SIMULATED, name=rest)
     if not (unit.isascii() and unit.isdecimal()):
-        named = ", ".join(f"sim:{board}" for board in board_names())
+        named = ", ".join(f"sim:{board}" for board in (*board_names(), f"{name}{SMOOTH}"))
         raise UsageError(
             f"cannot read {unit!r} as a simulated GPU's unit",
             hint=f"write for example sim:{name or 'rtx3080ti'}#3; boards with a name are {named}",
         )
-    return GpuName(text=text, kind=GpuKind.SIMULATED, name=name, unit=int(unit))
+    return GpuName(text=text, kind=GpuKind.SIMULATED, name=name + kind_of, unit=int(unit))

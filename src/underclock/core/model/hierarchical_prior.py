@@ -45,7 +45,7 @@ _TYPICAL = {  # shares of a kernel's time and power at the fastest clocks, as lo
     WORK: (math.log(0.4), 1.0),
 }
 # Switching's share of power, by kind: medians of 396 kernels in 20 campaigns whose samples stand in
-# docs/evidence/h200, fitted with one prior for all, by `studies/steered_h200.py` on 2026-11-29.
+# docs/evidence/h200, fitted with one prior for all, by `studies/steered_h200.py` at e0dfca69.
 _WORK_OF = {
     KernelKind.PRODUCT: 0.82,
     KernelKind.ATTENTION: 0.61,

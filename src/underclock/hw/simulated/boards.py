@@ -35,24 +35,14 @@ class Board:
 
 BOARDS = {  # by the name the driver gives them
     "NVIDIA GeForce RTX 3080 Ti": Board(
-        cores=10240,
-        memory_mib=12288,
-        capability=(8, 6),
-        pci_device=0x2208,
-        geforce=True,
-        fan=True,
+        cores=10240, memory_mib=12288, capability=(8, 6), pci_device=0x2208, geforce=True, fan=True
     ),
     "NVIDIA RTX A4000": Board(
         cores=6144, memory_mib=16376, capability=(8, 6), pci_device=0x24B0, fan=True
     ),
     "NVIDIA A40": Board(cores=10752, memory_mib=46068, capability=(8, 6), pci_device=0x2235),
     "NVIDIA A100-SXM4-40GB": Board(
-        cores=6912,
-        memory_mib=40960,
-        capability=(8, 0),
-        pci_device=0x20B0,
-        hbm=True,
-        sensors=GA100,
+        cores=6912, memory_mib=40960, capability=(8, 0), pci_device=0x20B0, hbm=True, sensors=GA100
     ),
     "NVIDIA H200": Board(
         cores=16896,

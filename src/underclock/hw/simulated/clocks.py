@@ -1,7 +1,7 @@
 """How the clocks of one virtual GPU follow what is asked of them: locks, and the power cap.
 
-The driver's power loop averages over about 100 ms and acts every 20 ms, by whole clock bins; so
-kernels that draw much borrow power from neighbours that draw little.
+The driver's power loop averages over about 100 ms, or as the model says, and acts every 20 ms, by
+whole clock bins; so kernels that draw much borrow power from neighbours that draw little.
 """
 
 import bisect
@@ -15,11 +15,10 @@ from collections.abc import Callable
 import numpy as np
 
 from underclock.gpus.models import Bounds, GpuModel, SwitchingModel
+from underclock.physics.cap import SIMULATED, Fading
 from underclock.records.latencies import Domain
 
 CAP_TICK_S = 0.02
-MEMORY_S = 0.1
-_TICKS = round(MEMORY_S / CAP_TICK_S)
 _BIN_W = 10.0  # one bin more for each of these above the limit
 _MOST_BINS = 4
 _SLACK_W = 2.0  # it climbs again only with more room than this
@@ -112,19 +111,24 @@ def snap(mhz: float, table: tuple[int, ...]) -> int:
 class PowerLoop:
     """One GPU's loop: it settles a margin under the limit, and goes no lower than a least clock."""
 
-    def __init__(self, *, margin_w: float, bin_mhz: float, least_mhz: float) -> None:
+    def __init__(
+        self, *, margin_w: float, bin_mhz: float, least_mhz: float, fading: Fading = SIMULATED
+    ) -> None:
         self.ceiling_mhz = math.inf
+        self._each_s, self._twice = fading.each_s, fading.stages > 1
         self._margin_w = margin_w
         self._bin_mhz = bin_mhz
         self._least_mhz = least_mhz
-        self.average_w = 0.0
+        self.first_w = self.average_w = 0.0  # the mean, and of two loops the one before it
         self.reached_mhz = 0.0  # the highest clock since the last tick
-        self._lately_mhz: deque[float] = deque(maxlen=_TICKS)  # and between the ticks before
+        self._lately_mhz: deque[float] = deque(
+            maxlen=round(fading.stages * fading.each_s / CAP_TICK_S)
+        )  # and between the ticks before
 
     def reset(self) -> None:
         """Forget what ran before."""
         self.ceiling_mhz = math.inf
-        self.average_w = self.reached_mhz = 0.0
+        self.first_w = self.average_w = self.reached_mhz = 0.0
         self._lately_mhz.clear()
 
     def to_tick_s(self, now_s: float) -> float:
@@ -134,9 +138,13 @@ class PowerLoop:
 
     def average(self, stride_s: float, power_w: float, core_mhz: float) -> None:
         """Average a stride's power, drawn at a clock."""
-        fade = math.exp(-stride_s / MEMORY_S)
-        self.average_w = self.average_w * fade + power_w * (1.0 - fade)
-        self.reached_mhz = max(self.reached_mhz, core_mhz)
+        past = stride_s / self._each_s
+        fade = math.exp(-past)
+        late_w = (self.first_w - power_w) * past * fade if self._twice else 0.0
+        self.first_w = self.first_w * fade + power_w * (1.0 - fade)
+        self.average_w = self.average_w * fade + power_w * (1.0 - fade) + late_w
+        if core_mhz > self.reached_mhz:  # noqa: PLR1730 - `max` takes longer
+            self.reached_mhz = core_mhz
 
     def act(self, now_s: float, stretch_s: float, limit_w: float) -> None:
         """Act if a tick lay in a stretch of strides that were averaged.

@@ -1,4 +1,4 @@
-"""What kernels cost on one virtual GPU, its co-load included, and how one unit differs.
+"""What kernels cost on one virtual GPU, its co-load included.
 
 Costs are remembered: a run visits few points, over and over. Some GPUs let no kernel exceed a peak
 of power, however low the mean: what would runs slower than the clock that is read. On an H200 with
@@ -6,26 +6,20 @@ a limit of 700 W eleven products thinned out by idling drew 963 to 986 W reading
 as long as at about 1800.
 """
 
-import dataclasses
 import math
-import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
-from underclock.errors import UsageError
-from underclock.gpus.models import GpuModel, MemoryLockEffect, gpu_model, name_of_model
+from underclock.gpus.models import GpuModel, MemoryLockEffect
+from underclock.hw.simulated.units import Unit
 from underclock.physics.cap import capped_core_mhz, settled_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.costs import WarmPower, busy_w, dram_mhz, duration_s, idle_w
 from underclock.records import Kind
 
-GAIN_WITHIN = 0.05  # power sensors of one model differ by up to ±5 % (Yang et al., SC'24)
-LEAKAGE_SPREAD = 0.10  # standard deviation of the logarithm; assumed
-VOLTAGE_SPREAD_V = 0.008  # standard deviation; assumed, about 1 % of the voltage
 _NO_EFFECT = MemoryLockEffect()
 _REMEMBERED = 50_000  # points; about 10 MB
 _WARM_REMEMBERED = 2000  # kernels at a memory clock; about 10 MB
@@ -33,7 +27,6 @@ _WARM_C = 100.0
 _PEAK_C = 60.0  # at which powers are compared; leakage moves them by little
 _SIDE = 8192  # of the matrices of the heater's product; bf16
 _BYTES = 2
-_FLOPS = 1e12
 _LATE_S = 9e-7  # what a count of cycles takes besides, on an idle H200
 
 
@@ -52,21 +45,6 @@ class LaunchCost:
         return self.cold_w + self.w_per_c * temperature_c
 
 
-def flops_for(gpu: str, lasts_s: Sequence[float]) -> tuple[float, ...]:
-    """Return the work that a simulated GPU does in each of some times, at its highest clocks."""
-    name = name_of_model(gpu)
-    model = None if name is None else gpu_model(name)
-    if model is None or model.throughput is None:
-        raise UsageError(
-            f"nothing says how long work takes on a simulated {gpu}",
-            hint="serve a packaged one: underclock simulate h200 --socket PATH",
-        )
-    kernel = model.throughput.kernel(flops=_FLOPS, bytes_moved=0.0, tensor=False)
-    highest = max(model.core_mhz), max(model.mem_mhz)
-    took_s = float(duration_s(model.constants, kernel, *highest)) - kernel.fixed_s
-    return tuple(_FLOPS * max(each_s - kernel.fixed_s, 0.0) / took_s for each_s in lasts_s)
-
-
 class SimulatedCosts:
     """Durations and powers on one GPU."""
 
@@ -76,11 +54,14 @@ class SimulatedCosts:
         core_mhz: tuple[int, ...],
         peak_w: float | None = None,
         lock: MemoryLockEffect = _NO_EFFECT,
+        unit: Unit | None = None,
     ) -> None:
         self.lock = lock
         self._constants = constants
         self._peak_w = math.inf if peak_w is None else peak_w
         self._bins_mhz = np.array(core_mhz, dtype=np.float64)
+        even = np.ones_like(self._bins_mhz)
+        self._power, self._time = (even, even) if unit is None else (unit.power, unit.time)
         self._known = defaultdict[tuple[float, int], dict[int, LaunchCost]](dict)
         self._warm: dict[tuple[KernelConstants, int], WarmPower] = {}
         self._count = 0  # of all that is remembered
@@ -121,7 +102,8 @@ class SimulatedCosts:
                 self._warm.clear()
             self._warm[kernel, mem_mhz] = warm
         count = int(np.searchsorted(self._bins_mhz, wanted_mhz, side="right"))
-        return settled_mhz(self._bins_mhz[:count], warm.first(count, temperature_c), limit_w)
+        power_w = warm.first(count, temperature_c) * self._power[:count]
+        return settled_mhz(self._bins_mhz[:count], power_w, limit_w)
 
     def _new(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: float) -> LaunchCost:
         gpu = self._constants
@@ -133,11 +115,14 @@ class SimulatedCosts:
             if float(busy_w(gpu, kernel, core_mhz, mem_mhz, _PEAK_C)) > self._peak_w:
                 bins_mhz = np.append(self._bins_mhz[self._bins_mhz < core_mhz], core_mhz)
                 core_mhz = capped_core_mhz(gpu, kernel, bins_mhz, mem_mhz, _PEAK_C, self._peak_w)
-            taken_s = float(duration_s(gpu, kernel, core_mhz, mem_mhz))
+            power, time = (
+                np.interp(core_mhz, self._bins_mhz, of) for of in (self._power, self._time)
+            )
+            taken_s = float(duration_s(gpu, kernel, core_mhz, mem_mhz) * time)
             dram_s = kernel.dram_mcycles / float(dram_mhz(gpu, mem_mhz))
             dram_share = min(1.0, dram_s / taken_s)
             cold_w, warm_w = (
-                float(busy_w(gpu, kernel, core_mhz, mem_mhz, c)) for c in (0.0, _WARM_C)
+                float(busy_w(gpu, kernel, core_mhz, mem_mhz, c) * power) for c in (0.0, _WARM_C)
             )
         lock = self.lock
         return LaunchCost(
@@ -157,11 +142,6 @@ def heater(model: GpuModel, side: int = _SIDE) -> KernelConstants:
         )
     products = [own.constants for own in model.own if own.kernel.kind is Kind.GEMM]
     own = products or [own.constants for own in model.own]
-    if not own:
-        raise UsageError(
-            f"no heater can be simulated on {model.name}: what a product costs is unknown",
-            hint="simulate a GPU that comes with underclock",
-        )
     core_mhz, mem_mhz = np.float64(model.core_mhz[-1]), np.float64(model.mem_mhz[-1])
     return max(own, key=lambda one: float(busy_w(model.constants, one, core_mhz, mem_mhz, _PEAK_C)))
 
@@ -169,32 +149,3 @@ def heater(model: GpuModel, side: int = _SIDE) -> KernelConstants:
 def idling(model: GpuModel, idle_s: float) -> KernelConstants:
     """Return what counts core cycles, so long at the highest clock; it draws what clocks draw."""
     return KernelConstants(core_mcycles=idle_s * model.core_mhz[-1], fixed_s=_LATE_S)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitVariation:
-    """One GPU against its model."""
-
-    gain: float = 1.0  # what its sensors show over what is true
-    leakage: float = 1.0  # over the model's
-    offset_v: float = 0.0  # of its core's voltage above the model's
-
-    @classmethod
-    def of(cls, model: str, number: int) -> Self:
-        """Return the unit of a number; number 0 is the one the model was fitted to."""
-        if number == 0:
-            return cls()
-        random = np.random.default_rng([zlib.crc32(model.encode()), number])
-        return cls(
-            gain=1.0 + GAIN_WITHIN * float(random.uniform(-1.0, 1.0)),
-            leakage=math.exp(LEAKAGE_SPREAD * float(random.standard_normal())),
-            offset_v=VOLTAGE_SPREAD_V * float(random.standard_normal()),
-        )
-
-    def constants(self, model: GpuConstants) -> GpuConstants:
-        """Return the physics of this unit."""
-        return dataclasses.replace(
-            model,
-            leak_w_per_v3=model.leak_w_per_v3 * self.leakage,
-            floor_v=model.floor_v + self.offset_v,
-        )

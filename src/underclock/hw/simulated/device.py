@@ -11,18 +11,12 @@ import numpy as np
 
 from underclock.gpus.models import AMPERE, Bounds, GpuModel
 from underclock.hw.simulated.boards import BOARDS, NOTED_S, BoardSensors
-from underclock.hw.simulated.clocks import (
-    CAP_TICK_S,
-    MEMORY_S,
-    ROUNDING,
-    Agenda,
-    Locks,
-    PowerLoop,
-    snap,
-)
-from underclock.hw.simulated.costs import LaunchCost, SimulatedCosts, UnitVariation
+from underclock.hw.simulated.clocks import CAP_TICK_S, Agenda, Locks, PowerLoop, snap
+from underclock.hw.simulated.costs import LaunchCost, SimulatedCosts
 from underclock.hw.simulated.faults import FaultKind, slowdown
+from underclock.hw.simulated.units import Drift, Unit
 from underclock.hw.simulated.work import BEYOND_S, LaunchLoop, Neighbour, turn
+from underclock.physics.cap import SIMULATED
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import boost_mhz, temperature_after
 from underclock.records import Clocks, ThrottleReason
@@ -41,7 +35,7 @@ class VirtualGpu:
     def __init__(self, model: GpuModel, *, seed: int, unit: int = 0) -> None:
         self.model = model
         self.number = unit
-        self.unit = UnitVariation.of(model.name, unit)
+        self.unit = Unit.of(model, unit)
         self.constants = self.unit.constants(model.constants)
         self.limit_w = model.limit_w[0]
         self.persistent = False
@@ -72,8 +66,10 @@ class VirtualGpu:
         self.setter_call_s = self._locks.switching.setter.draws(setter_calls)
         self._noise = noise
         self._stalled_until_s = 0.0
-        free = SimulatedCosts(self.constants, model.core_mhz, model.peak_w)
-        held = SimulatedCosts(self.constants, model.core_mhz, model.peak_w, model.memory_lock)
+        self._drift = Drift(kind=self.unit.kind, random=np.random.default_rng([seed, unit, 5]))
+        of_unit = self.constants, model.core_mhz, model.peak_w
+        free = SimulatedCosts(*of_unit, unit=self.unit)
+        held = SimulatedCosts(*of_unit, model.memory_lock, self.unit)
         self._costs_of = {False: free, True: held if model.memory_lock != free.lock else free}
         self._costs = free  # those of a memory that is held by itself, while it is
         self._cost = self._costs.at(None, float(model.core_mhz[0]), model.mem_mhz[0])
@@ -84,6 +80,7 @@ class VirtualGpu:
             margin_w=model.cap_margin_w,
             bin_mhz=model.constants.boost_loss_mhz,
             least_mhz=float(model.core_mhz[0]),
+            fading=SIMULATED if self.unit.kind else model.cap_fading,
         )
         self._mixed = False  # the power loop never settles: different kernels take turns, mostly
         self._stale = True
@@ -153,11 +150,14 @@ class VirtualGpu:
     def draw_noise(self) -> tuple[float, float]:
         """Draw how much longer than usual a loop's launches take, and how much more they draw."""
         time_noise = 1.0 + 3e-4 * float(self._noise.standard_normal())
-        return time_noise, 1.0 + 3e-3 * float(self._noise.standard_normal())
+        power_noise = 1.0 + 3e-3 * float(self._noise.standard_normal())
+        return time_noise, power_noise * self._drift.wander(self.now_s)
 
-    def run(self, loop: LaunchLoop) -> None:
-        """Start launching what a loop says."""
+    def run(self, loop: LaunchLoop, *, talks: bool = False) -> None:
+        """Start launching what a loop says; whether it talks to other GPUs."""
         self.running = loop
+        if slow_s := self._drift.begin(talks=talks):
+            self.agenda.add(self.now_s + slow_s, self._settled)
         self._look_again()
 
     def end(self) -> None:
@@ -235,12 +235,18 @@ class VirtualGpu:
     def _follow_locks(self, domain: Domain) -> None:
         if self.on_follow is not None:
             self.on_follow(domain)
+        if domain is Domain.CORE and not self.busy:
+            self._drift.locked = True
         before_mhz = self.mem_mhz
         self._look_again()
         if self.mem_mhz != before_mhz:
             self._stalled_until_s = self.now_s + self._locks.switching.mem_stall_s
             self.agenda.add(self._stalled_until_s, self._look_again)
             self._settle()
+
+    def _settled(self) -> None:
+        self._drift.slow = 1.0
+        self._look_again()
 
     def _look_again(self) -> None:
         self._stale = True
@@ -308,21 +314,23 @@ class VirtualGpu:
         if alone and kernel is not None:
             # The mean clock at which one kernel repeats is remembered until heat moves it.
             if abs(self.temperature_c - self._steady_c) > _STEADY_C:
-                limit_w = self.limit_w - self.model.cap_margin_w
+                limit_w = (self.limit_w - self.model.cap_margin_w) / self._drift.power
                 self._steady_c = self.temperature_c
                 self._steady_mhz = self._costs.capped_mhz(
                     kernel, self._wanted_mhz, self.mem_mhz, self.temperature_c, limit_w
                 )
             self.core_mhz = self._steady_mhz
             if self.core_mhz < self._wanted_mhz:
-                noise = 1.0  # at the cap the loop takes it out again
+                noise = self._drift.power  # at the cap the loop takes the rest out again
         else:
             self.core_mhz = min(self._wanted_mhz, self._power_loop.ceiling_mhz)
         self.capped = self.core_mhz < self._wanted_mhz
         self._cost = self._costs.at(kernel, self.core_mhz, self.mem_mhz)
         self.power_w = self._cost.power_w(self.temperature_c) * noise
         if self._runs is not None:
-            self._launch_s = self._cost.duration_s * self._runs.time_noise
+            self._launch_s = self._cost.duration_s * self._runs.time_noise * self._drift.slow
+            if self.capped:
+                self._launch_s *= 1.0 + self.unit.lost * (self._wanted_mhz / self.core_mhz - 1.0)
 
     def _stride_s(self) -> float:
         """Return how long the moment's clocks and power may be taken as constant."""
@@ -346,6 +354,7 @@ class VirtualGpu:
         gpu, agenda, loop, gauges = self.constants, self.agenda, self._power_loop, self.gauges
         progress, exp = runs.progress, math.exp
         kernels, noise, own = runs.kernels, runs.power_noise, bool(runs.clocks)
+        usual, lost = runs.time_noise * self._drift.slow, self.unit.lost
         coolest_c, hottest_c = self._decided_c - _DECIDE_C, self._decided_c + _DECIDE_C
         now_s, energy_j, warm_c = self.now_s, self.energy_j, self.temperature_c
         known: Mapping[int, LaunchCost] = {}  # what kernels cost at these clocks
@@ -353,8 +362,9 @@ class VirtualGpu:
         while True:
             if own:
                 self._decide()
-            core_mhz, ceiling_mhz = self._wanted_mhz, loop.ceiling_mhz
-            if ceiling_mhz < core_mhz:  # noqa: PLR1730 - as the next: `min` takes longer
+            core_mhz, ceiling_mhz, longer = self._wanted_mhz, loop.ceiling_mhz, usual
+            if ceiling_mhz < core_mhz:
+                longer *= 1.0 + lost * (core_mhz / ceiling_mhz - 1.0)
                 core_mhz = ceiling_mhz
             kernel, mem_mhz = kernels[runs.position], self.mem_mhz
             if core_mhz != known_mhz or mem_mhz != known_mem_mhz or costs is not self._costs:
@@ -362,12 +372,10 @@ class VirtualGpu:
                 known = costs.known(core_mhz, mem_mhz)
             cost = known.get(id(kernel)) or costs.at(kernel, core_mhz, mem_mhz)
             power_w = (cost.cold_w + cost.w_per_c * warm_c) * noise
-            launch_s = cost.duration_s * runs.time_noise
+            launch_s = cost.duration_s * longer
             stride_s = launch_s * (runs.turn.times - runs.share) + BEYOND_S
-            tick_s = CAP_TICK_S - now_s % CAP_TICK_S
-            if tick_s <= ROUNDING:
-                tick_s = CAP_TICK_S
-            if tick_s < stride_s:  # noqa: PLR1730
+            tick_s = loop.to_tick_s(now_s)
+            if tick_s < stride_s:  # noqa: PLR1730 - as the next: `min` takes longer
                 stride_s = tick_s
             if until_s - now_s < stride_s:  # noqa: PLR1730
                 stride_s = until_s - now_s
@@ -378,10 +386,7 @@ class VirtualGpu:
             steady_c = gpu.ambient_c + gpu.c_per_w * power_w
             warm_c = steady_c + (warm_c - steady_c) * exp(-stride_s / gpu.thermal_tau_s)
             self.temperature_c = warm_c
-            fade = exp(-stride_s / MEMORY_S)
-            loop.average_w = loop.average_w * fade + power_w * (1.0 - fade)
-            if core_mhz > loop.reached_mhz:  # noqa: PLR1730
-                loop.reached_mhz = core_mhz
+            loop.average(stride_s, power_w, core_mhz)
             if stride_s > tick_s - _NEARLY_S or tick_s == CAP_TICK_S:
                 loop.act(now_s, stride_s, self.limit_w * costs.lock.power)
             progress(stride_s, launch_s)

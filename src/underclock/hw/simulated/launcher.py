@@ -140,7 +140,7 @@ class VirtualLauncher:
             hunts=mix is not None,  # a settled clock would always be read as the bin below it
             clocks=self.clocks,
         )
-        self.gpu.run(work)
+        self.gpu.run(work, talks=any(kernel.kind is Kind.COLLECTIVE for kernel in kernels))
         try:
             yield _VirtualLoop(self.gpu, self.clock or VirtualClock((self.gpu,)), round_)
         finally:

@@ -19,26 +19,9 @@ Argument = dict[str, Any] | None
 
 _POINTER = "P"
 _TEXT = "z"
-_NUMBERS: dict[str, type[Any]] = {
-    kind._type_: kind
-    for kind in (
-        ctypes.c_bool,
-        ctypes.c_char,
-        ctypes.c_byte,
-        ctypes.c_ubyte,
-        ctypes.c_short,
-        ctypes.c_ushort,
-        ctypes.c_int,
-        ctypes.c_uint,
-        ctypes.c_long,
-        ctypes.c_ulong,
-        ctypes.c_longlong,
-        ctypes.c_ulonglong,
-        ctypes.c_float,
-        ctypes.c_double,
-        ctypes.c_void_p,
-    )
-}
+_WHOLE = "bool char byte ubyte short ushort int uint long ulong longlong ulonglong float double"
+_KINDS: list[Any] = [getattr(ctypes, f"c_{name}") for name in (*_WHOLE.split(), "void_p")]
+_NUMBERS: dict[str, type[Any]] = {kind._type_: kind for kind in _KINDS}
 _LARGEST = 1 << 24  # bytes of one argument: far above any of NVML's
 _BY_REFERENCE: Any = type(ctypes.byref(ctypes.c_int()))
 _ANY_POINTER: Any = ctypes._Pointer  # noqa: SLF001 - what every pointer type is

@@ -27,16 +27,10 @@ from underclock.errors import DeviceError, UnderclockError, UsageError
 from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
-from underclock.hw.simulated import calls
+from underclock.hw.simulated import calls, faults
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
-from underclock.hw.simulated.faults import (
-    FAULT_NAMES,
-    NAMES,
-    POWER_LIMIT_CHANGED,
-    WITH_VALUE,
-    FaultKind,
-)
+from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.served.ctypes_json import Received
 from underclock.hw.simulated.served.streams import Stream, StreamLoop
@@ -346,17 +340,17 @@ class _Client:
 
 def let_fail(gpu: VirtualGpu, name: str, value: float | None = None) -> None:
     """Let something go wrong now; the value goes with it as `Control.fault` says."""
-    if name not in FAULT_NAMES:
-        raise UsageError(f"no fault is called {name!r}", hint=name_hint(name, FAULT_NAMES))
-    if (value is not None) != (name in WITH_VALUE) or (value is not None and not value > 0):
+    if name not in faults.FAULT_NAMES:
+        raise UsageError(f"no fault is called {name!r}", hint=name_hint(name, faults.FAULT_NAMES))
+    if (value is not None) != (name in faults.WITH_VALUE) or (value is not None and not value > 0):
         raise UsageError(
             f"the fault {name} does not go with the value {value}",
-            hint=f"a value above 0 goes with {' and '.join(sorted(WITH_VALUE))}, and must",
+            hint=f"a value above 0 goes with {' and '.join(sorted(faults.WITH_VALUE))}, and must",
         )
-    if name == POWER_LIMIT_CHANGED:
+    if name == faults.POWER_LIMIT_CHANGED:
         gpu.limit_power(value or 0.0)
         return
-    kind = NAMES[name]
+    kind = faults.NAMES[name]
     if kind is FaultKind.SETTER_HANGS:
         gpu.hangs_s = value or 0.0
     if kind not in gpu.faults:
@@ -371,16 +365,8 @@ def heal(gpu: VirtualGpu) -> None:
 
 def truth(gpu: VirtualGpu) -> dict[str, Any]:
     """Return what tests may judge by, and a driver does not tell."""
-    return {
-        "now_s": gpu.now_s,
-        "energy_j": gpu.energy_j,
-        "power_w": gpu.power_w,
-        "core_mhz": gpu.core_mhz,
-        "mem_mhz": gpu.mem_mhz,
-        "core_lock": gpu.core_lock,
-        "mem_lock": gpu.mem_lock,
-        "limit_w": gpu.limit_w,
-        "persistent": gpu.persistent,
+    names = ("now_s", "energy_j", "power_w", "core_mhz", "mem_mhz", "core_lock", "mem_lock")
+    return {name: getattr(gpu, name) for name in (*names, "limit_w", "persistent")} | {
         "faults": [kind.name.lower() for kind in gpu.faults],
         "launches": 0 if gpu.running is None else gpu.running.launches,
     }
