@@ -36,7 +36,6 @@ EVIDENCE = ROOT / "docs" / "evidence" / "h200"
 DATE = "2026-11-22"  # of the measurements
 SHARED, OTHERS = "layer-3", ("xl-3",)  # what is fitted to: one board
 PEAK_W = 970.0  # eleven products thinned out by idling drew 963 to 986 W
-_EXPONENTS = (2.0, 3.4, 5.0, 8.0, 16.0)
 _MEM_MHZ = 3201.0
 _FULL = 0.92  # of DRAM's peak: the greatest utilisation seen
 _PEAK_BYTE = 1500.0  # per memory cycle: 4.8 TB/s
@@ -199,18 +198,6 @@ def off_rows(
         power_w = busy_w(gpu, kernel, mine.core_mhz, mem_mhz, mine.temperature_c)
         power_off.append((power_w / mine.power_w - 1.0)[~np.isnan(mine.power_w)])
     return np.concatenate(time_off), np.concatenate(power_off)
-
-
-def by_exponent(
-    gpu: GpuConstants, rows: Sequence[Measured], dram_byte_j: float
-) -> dict[float, float]:
-    """Return the mean error of times by the exponent that joins a time's parts."""
-    errors = {}
-    for exponent in _EXPONENTS:
-        each = dataclasses.replace(gpu, exponent=exponent)
-        kernels = [kernel_of(each, mine, dram_byte_j) for mine in rows]
-        errors[exponent] = float(np.mean(np.abs(off_rows(each, kernels, rows)[0])))
-    return errors
 
 
 def few(rows: Measured) -> tuple[Measured, Measured]:

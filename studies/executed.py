@@ -1,138 +1,114 @@
-"""Plans GPT-3 XL at many budgets and latencies, and runs every plan. Writes docs/evidence.
+"""Plans GPT-3 XL on boards, smooth ones and unkind, and runs every plan. Writes docs/evidence.
 
     OMP_NUM_THREADS=1 python studies/executed.py
-    OMP_NUM_THREADS=1 python studies/executed.py --gpus h200 --budgets 0 --latencies 0 6ms
+    OMP_NUM_THREADS=1 python studies/executed.py --gpus h200 --boards smooth 3
 
-Cells are kept line by line, and a run goes on where the last one stopped; ``--fresh`` begins anew.
+Cells are kept line by line, and a run goes on where the last one stopped.
 """
 
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time as clock
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from pages import fill, markdown, percent
 from simulated_steps import execute as control
 from underclock import measure, trace
 from underclock.app.planning import plan
 from underclock.app.switching import Switching
+from underclock.arrays import Floats
 from underclock.campaign.grid import Campaign, Grid
 from underclock.campaign.loop import course_of, switching_model
 from underclock.core.planning.best_choice import Goal
-from underclock.gpus.models import GpuModel, gpu_model
+from underclock.gpus.models import SMOOTH, GpuModel, gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Plan, SampleSet, Step
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated import Scheduled
 from underclock.store import read_samples
-from underclock.units import parse_duration
 
 WORKLOAD = "gpt3-xl"
 GPUS = ("rtx3080ti", "a100", "a40", "h200")
-BUDGETS = (0.0, 0.006, 0.01, 0.02)
-LATENCIES_S = (0.0, 10e-6, 1e-3, 6e-3, 20e-3, 150e-3)  # 0 is free switching
-WITHIN_TIME, WITHIN_ENERGY, WITHIN_BUDGET = 0.002, 0.003, 0.001
-RUNS = 30  # each draws the noise of a beginning anew: 0.3 % of power, 0.03 % of time
+BOARDS = ("smooth", "1", "2")  # kind, or a unit
+BUDGETS = (0.01,)
+LATENCIES_S = (0.0, 6e-3)  # 0 is free switching
+OVER = 0.001  # of auto's time: so far beyond its budget a plan may run
+RUNS = 8  # of auto and of the plan in turn, each with a beginning of its own
 STEPS = 3
-WARM_S, AGAIN_S = 200.0, 3.0  # until the first run is at its own heat; between later ones
+_SURELY = 2.0  # standard errors
+SAMPLES = 450  # about what a smooth board's campaign ends with by itself
+# Until the first run is at its own heat, between later ones of one schedule, and after another's.
+WARM_S, AGAIN_S, OTHER_S = 200.0, 3.0, 60.0
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan and what became of it.
+    """One plan and what became of it; changes are against auto, as fractions.
 
     Attributes:
-        gpu: Which model.
-        budget: Time budget, as a fraction.
-        latency_s: What a change takes; 0 where changes are free.
+        board: Of which: a unit, or smooth.
+        latency_s: What a change of clocks takes; 0 where changes are free.
         arm: Whose promise it is; ``None`` where no schedule was found.
-        time_s: Planned.
-        energy_j: Planned.
-        promise: Planned change of energy against auto.
-        switches: Changes in a step as planned, of either clock.
-        done: Which happened, in the mean.
-        ran_s: Executed.
-        ran_j: Executed.
-        auto_s: The step at auto, executed.
-        auto_j: The step at auto, executed.
-        plan_s: How long planning took.
+        time: Least, expected and greatest change of time with 95 % confidence.
+        energy: The same of energy.
+        ran_time: Executed, in the mean.
+        ran_energy: Executed, in the mean.
+        errors: Standard errors of those two.
     """
 
     gpu: str
+    board: str
     budget: float
     latency_s: float
     arm: str | None = None
-    time_s: float = 0.0
-    energy_j: float = 0.0
-    promise: float = 0.0
-    switches: int = 0
-    done: float = 0.0
-    ran_s: float = 0.0
-    ran_j: float = 0.0
-    auto_s: float = 0.0
-    auto_j: float = 0.0
-    plan_s: float = 0.0
+    time: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    energy: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    ran_time: float = 0.0
+    ran_energy: float = 0.0
+    errors: tuple[float, float] = (0.0, 0.0)
 
     @property
-    def key(self) -> tuple[str, float, float]:
+    def beyond(self) -> tuple[float, float]:
+        """How far executed time and energy surely lie outside of their intervals; 0 inside."""
+        pairs = ((self.ran_time, self.time), (self.ran_energy, self.energy))
+        out = [max(low - ran, ran - high) for ran, (low, _, high) in pairs]
+        return out[0] - _SURELY * self.errors[0], out[1] - _SURELY * self.errors[1]
+
+    @property
+    def key(self) -> tuple[str, str, float, float]:
         """What it is a cell of."""
-        return self.gpu, self.budget, self.latency_s
-
-    @property
-    def time_off(self) -> float:
-        """Executed over planned time, less one."""
-        return self.ran_s / self.time_s - 1.0
-
-    @property
-    def energy_off(self) -> float:
-        """Executed over planned energy, less one."""
-        return self.ran_j / self.energy_j - 1.0
-
-    @property
-    def over(self) -> float:
-        """By how much the executed step is beyond its budget, against auto executed."""
-        return self.ran_s / self.auto_s - 1.0 - self.budget
-
-    @property
-    def saved(self) -> float:
-        """Executed change of energy against auto executed."""
-        return self.ran_j / self.auto_j - 1.0
+        return self.gpu, self.board, self.budget, self.latency_s
 
 
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    """What a step truly took, in the mean of all runs."""
+def executed(
+    model: GpuModel, step: Step, schedules: Sequence[Scheduled], runs: int, *, unit: int = 0
+) -> Floats:
+    """Run a step under schedules in turn, each at its own heat, over and over.
 
-    time_s: float
-    energy_j: float
-    planned: int
-    done: float
-
-
-def executed(model: GpuModel, step: Step, schedule: Scheduled, runs: int, *, unit: int = 0) -> Ran:
-    """Run a step under a schedule at its own heat, over and over; return the truth."""
+    Returns:
+        True time in s and energy in J of a step, in each run. Shape (schedules, runs, 2).
+    """
     launches = [step.kernels[index] for index in step.order]
-    if not schedule.predicted_s:
-        schedule = dataclasses.replace(schedule, predicted_s=(1e-3,) * len(launches))
+    usual = (1e-3,) * len(launches)
+    again_s, ran = AGAIN_S if len(schedules) == 1 else OTHER_S, []
     with simulated_rig(model, seed=1, unit=unit) as rig:
-        done = [
-            control(rig, launches, schedule, steps=STEPS, warm_s=AGAIN_S if run else WARM_S)
-            for run in range(runs)
-        ]
-    return Ran(
-        time_s=statistics.fmean(t for one in done for t in one.time_s),
-        energy_j=statistics.fmean(j for one in done for j in one.energy_j),
-        planned=done[0].planned,
-        done=statistics.fmean(n for one in done for n in one.switches),
-    )
+        for run in range(runs):
+            for each in schedules:
+                timed = each if each.predicted_s else dataclasses.replace(each, predicted_s=usual)
+                warm_s = again_s if run else WARM_S
+                done = control(rig, launches, timed, steps=STEPS, warm_s=warm_s)
+                ran.append((statistics.fmean(done.time_s), statistics.fmean(done.energy_j)))
+    return np.array(ran).reshape(runs, len(schedules), 2).swapaxes(0, 1)
 
 
 def switching(gpu: str, latency_s: float) -> GpuModel:
@@ -149,48 +125,17 @@ def planned(sample_set: SampleSet, budget: float, latency_s: float) -> Plan:
     return plan(sample_set, Goal(max_slowdown=budget), switching=switching)
 
 
-def cell(
-    gpu: str, sample_set: SampleSet, auto: Ran, budget: float, latency_s: float, *, runs: int
-) -> Cell:
-    """Plan and run one cell."""
-    begun = time.perf_counter()
-    made = planned(sample_set, budget, latency_s)
-    plan_s = time.perf_counter() - begun
-    course = course_of(made)
-    if course is None:
-        raise AssertionError("a traced step has an order")
-    cost = made.arm(made.chosen).cost
-    empty = Cell(gpu=gpu, budget=budget, latency_s=latency_s, plan_s=plan_s)
-    if cost is None or (latency_s and made.schedule is None):
-        return empty
-    ran = executed(switching(gpu, latency_s), trace(WORKLOAD), course.scheduled, runs)
-    return msgspec.structs.replace(
-        empty,
-        arm=str(made.chosen),
-        time_s=cost.time_s,
-        energy_j=cost.energy_j,
-        promise=cost.energy_change,
-        switches=ran.planned,
-        done=ran.done,
-        ran_s=ran.time_s,
-        ran_j=ran.energy_j,
-        auto_s=auto.time_s,
-        auto_j=auto.energy_j,
-    )
-
-
-def samples_of(gpu: str, folder: Path) -> SampleSet:
+def samples_of(gpu: str, board: str, folder: Path) -> SampleSet:
     """Measure the step once, or read what an earlier run measured."""
-    path = folder / f"{gpu}.db"
-    if path.exists():
-        return read_samples(path)
-    measure(
-        trace(WORKLOAD),
-        gpu=f"sim:{gpu}",
-        to=path,
-        campaign=Campaign(grid=Grid.ADAPTIVE),
-        measuring=BRISK,
-    )
+    path = folder / f"{gpu}-{board}.db"
+    if not path.exists():
+        aside = path.with_suffix(".part.db")
+        aside.unlink(missing_ok=True)
+        campaign = Campaign(grid=Grid.ADAPTIVE, max_samples=SAMPLES)
+        measure(
+            trace(WORKLOAD), gpu=f"sim:{gpu}#{board}", to=aside, campaign=campaign, measuring=BRISK
+        )
+        aside.rename(path)
     return read_samples(path)
 
 
@@ -199,136 +144,128 @@ def auto_course(step: Step) -> Scheduled:
     return Scheduled(clocks=(AUTO,) * len(step.order))
 
 
-def gpu_cells(
-    gpu: str, *, keys: Sequence[tuple[float, float]], folder: Path, runs: int
+def board_cells(
+    named: tuple[str, str], *, keys: Sequence[tuple[float, float]], folder: Path, runs: int
 ) -> list[Cell]:
-    """Measure a GPU, then plan and run its cells; they are kept in a file of its own."""
-    if not keys:
-        return []
-    sample_set = samples_of(gpu, folder)
-    step = trace(WORKLOAD)
-    auto = executed(switching(gpu, 0.0), step, auto_course(step), runs)
-    cells = []
-    with (folder / f"{gpu}.jsonl").open("a") as file:
-        for budget, latency_s in keys:
-            one = cell(gpu, sample_set, auto, budget, latency_s, runs=runs)
+    """Measure a board, then plan and run its cells; they are kept in a file of its own."""
+    (gpu, board), cells, step = named, list[Cell](), trace(WORKLOAD)
+    kind = board == SMOOTH[1:]
+    for budget, latency_s in keys:
+        begun_s = clock.perf_counter()
+        made = planned(samples_of(gpu, board, folder), budget, latency_s)
+        arm, course = made.arm(made.chosen), course_of(made)
+        one = Cell(gpu=gpu, board=board, budget=budget, latency_s=latency_s)
+        if course and arm.cost and arm.time_interval and arm.energy_interval:
+            auto, ran = executed(
+                switching(gpu + SMOOTH * kind, latency_s),
+                step,
+                (auto_course(step), course.scheduled),
+                runs,
+                unit=0 if kind else int(board),
+            )
+            changes = (ran.mean(axis=0) / auto.mean(axis=0) - 1.0).tolist()
+            time, energy = (
+                (low, change, high)
+                for change, (low, high) in (
+                    (arm.cost.time_change, arm.time_interval),
+                    (arm.cost.energy_change, arm.energy_interval),
+                )
+            )
+            one = msgspec.structs.replace(
+                one,
+                arm=str(made.chosen),
+                time=time,
+                energy=energy,
+                ran_time=changes[0],
+                ran_energy=changes[1],
+                errors=tuple(((ran / auto).std(axis=0, ddof=1) / math.sqrt(runs)).tolist()),
+            )
+        cells.append(one)
+        with (folder / "cells.jsonl").open("a") as file:
             file.write(json.dumps(msgspec.to_builtins(one)) + "\n")
-            file.flush()
-            cells.append(one)
-            print(one, flush=True)
+        print(one, f"{clock.perf_counter() - begun_s:.0f} s", flush=True)
     return cells
 
 
-def latency_text(latency_s: float) -> str:
-    """Name a latency."""
-    if not latency_s:
-        return "free"
-    return f"{latency_s * 1e3:g} ms" if latency_s >= 1e-3 else f"{latency_s * 1e6:g} µs"  # noqa: PLR2004
-
-
-def grid(cells: Iterable[Cell], show: Callable[[Cell], str]) -> str:
-    """Return one GPU's cells as a table: latencies down, budgets across."""
-    known = {(one.budget, one.latency_s): one for one in cells}
-    budgets, lags = (sorted({key[part] for key in known}) for part in (0, 1))
-    rows = [["latency", *(f"{budget:.1%}" for budget in budgets)]]
-    for latency_s in lags:
-        row = [known.get((budget, latency_s)) for budget in budgets]
-        shown = [
-            "" if one is None else "none found" if one.arm is None else show(one) for one in row
+def table(cells: Sequence[Cell]) -> str:
+    """Return what plans keep, a row for each GPU's smooth board and for its others."""
+    heads = (
+        "boards",
+        "plans",
+        "time in",
+        "energy in",
+        "budget kept",
+        "energy off, median",
+        "at most",
+    )
+    rows: list[tuple[object, ...]] = [heads]
+    names = [(gpu, kind) for kind in (True, False) for gpu in (*GPUS, "")]
+    for gpu, kind in names:
+        some = [
+            one
+            for one in cells
+            if one.arm and one.gpu.startswith(gpu) and (one.board == SMOOTH[1:]) is kind
         ]
-        rows.append([latency_text(latency_s), *shown])
+        if not some:
+            continue
+        off = [abs(one.ran_energy - one.energy[1]) for one in some]
+        inside = (sum(one.beyond[part] <= 0.0 for one in some) for part in (0, 1))
+        kept = sum(one.ran_time <= one.budget + OVER for one in some)
+        rows.append(
+            (
+                f"{'smooth' if kind else 'unkind'}, {f'`sim:{gpu}`' if gpu else 'all'}",
+                len(some),
+                *(f"{count / len(some):.0%}" for count in (*inside, kept)),
+                *(f"{100 * each:.2f} points" for each in (statistics.median(off), max(off))),
+            )
+        )
     return markdown(rows)
 
 
-def summary(cells: Sequence[Cell]) -> Iterator[str]:
-    """Say how many cells are as near as wanted, and which are worst."""
-    ran = [one for one in cells if one.arm is not None]
-    if not ran:
-        return
-    judged: tuple[tuple[str, Callable[[Cell], float], float], ...] = (
-        ("time", lambda one: abs(one.time_off), WITHIN_TIME),
-        ("energy", lambda one: abs(one.energy_off), WITHIN_ENERGY),
-        ("time beyond the budget", lambda one: one.over, WITHIN_BUDGET),
-    )
-    for what, off, wanted in judged:
-        worst = max(ran, key=off)
-        kept = sum(off(one) <= wanted for one in ran)
+def missed(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield plans whose energy lies outside its interval, worst first."""
+    out = [one for one in cells if one.arm and one.beyond[1] > 0.0]
+    for one in sorted(out, key=lambda one: -one.beyond[1])[:8]:
+        low, change, high = map(percent, one.energy)
         yield (
-            f"- {what}: {kept} of {len(ran)} cells within {wanted:.1%}; worst "
-            f"{percent(off(worst))} on `sim:{worst.gpu}` at {worst.budget:.1%} and "
-            f"{latency_text(worst.latency_s)}"
+            f"- `sim:{one.gpu}#{one.board}`, {one.budget:.0%}, {1e3 * one.latency_s:g} ms: energy "
+            f"{change} ({low} to {high}), executed {percent(one.ran_energy)}, time "
+            f"{percent(one.ran_time)}"
         )
-    for one in ran:
-        if one.budget == 0.0 and one.latency_s == 0.0:
-            yield (
-                f"- `sim:{one.gpu}` at 0 % and free switching: {percent(one.saved)} energy "
-                f"executed, {percent(one.promise)} promised"
-            )
-    seconds = [one.plan_s for one in cells]
-    median = statistics.median(seconds)
-    yield f"- planning a cell: {median:.1f} s (median), {max(seconds):.1f} s at most"
-
-
-def sections(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield two tables of each GPU."""
-    for gpu in dict.fromkeys(one.gpu for one in cells):
-        mine = [one for one in cells if one.gpu == gpu]
-        yield f"## sim:{gpu}\n\nExecuted over planned, time and energy:\n"
-        yield grid(mine, lambda one: f"{percent(one.time_off)}, {percent(one.energy_off)}")
-        yield "\nExecuted against auto, time and energy (switches planned, done):\n"
-        yield grid(
-            mine,
-            lambda one: (
-                f"{percent(one.ran_s / one.auto_s - 1.0)}, {percent(one.saved)} "
-                f"({one.switches}, {one.done:.0f})"
-            ),
-        )
-        yield ""
 
 
 def main() -> None:
     """Run what is missing, then write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpus", nargs="+", default=GPUS, choices=GPUS)
-    parser.add_argument("--budgets", nargs="+", type=float, default=BUDGETS, help="fractions")
-    parser.add_argument(
-        "--latencies",
-        nargs="+",
-        type=lambda text: 0.0 if text == "0" else parse_duration(text),
-        default=LATENCIES_S,
-        help="0 for free switching, 10us, 6ms",
-    )
+    parser.add_argument("--boards", nargs="+", default=BOARDS, help="smooth, or numbers of units")
     parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--jobs", type=int, default=2, help="GPUs simulated at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="boards simulated at a time")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "executed")
-    parser.add_argument("--fresh", action="store_true", help="forget what was measured and run")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    if given.fresh:
-        for old in (*given.folder.glob("*.db"), *given.folder.glob("*.json*")):
-            old.unlink()
-    known: dict[tuple[str, float, float], Cell] = {}
-    for gpu in given.gpus:
-        kept = given.folder / f"{gpu}.jsonl"
-        for line in kept.read_text().splitlines() if kept.exists() else ():
-            one = msgspec.json.decode(line, type=Cell)
-            known[one.key] = one
-    wanted = [(gpu, b, s) for gpu in given.gpus for b in given.budgets for s in given.latencies]
+    kept = given.folder / "cells.jsonl"
+    known: dict[tuple[str, str, float, float], Cell] = {}
+    for line in kept.read_text().splitlines() if kept.exists() else ():
+        one = msgspec.json.decode(line, type=Cell)
+        known[one.key] = one
+    keys = [(budget, latency_s) for budget in BUDGETS for latency_s in LATENCIES_S]
+    boards = [(gpu, board) for gpu in given.gpus for board in given.boards]
     with ProcessPoolExecutor(max_workers=given.jobs) as pool:
         pending = [
             pool.submit(
-                partial(gpu_cells, folder=given.folder, runs=given.runs),
-                gpu,
-                keys=[key[1:] for key in wanted if key[0] == gpu and key not in known],
+                partial(board_cells, folder=given.folder, runs=given.runs),
+                named,
+                keys=[key for key in keys if (*named, *key) not in known],
             )
-            for gpu in given.gpus
+            for named in boards
         ]
         for each in pending:
             known |= {one.key: one for one in each.result()}
-    cells = [known[key] for key in wanted]
-    parts = {"summary": "\n".join(summary(cells)), "tables": "\n".join(sections(cells))}
-    whole = len(wanted) >= len(GPUS) * len(BUDGETS) * len(LATENCIES_S)
-    repeats = f"Means of {given.runs} runs of {STEPS} steps each."
+    cells = [known[*named, *key] for named in boards for key in keys]
+    parts = {"boards": table(cells), "missed": "\n".join(missed(cells))}
+    whole = set(given.gpus) == set(GPUS) and "smooth" in given.boards
+    repeats = f"Means of {given.runs} runs of {STEPS} steps each, auto and the plan in turn."
     fill("executed", parts, repeats=repeats, whole=whole)
 
 

@@ -5,57 +5,30 @@
 Only the last section is simulated: it compares ``sim:h200`` with what it was fitted to.
 """
 
-import dataclasses
-import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from calibrate_h200 import SHARED, by_exponent, measured, read, shared_constants
-from gpu_specs import SPECS
+from calibrate_h200 import read
 from pages import fill, markdown
 from underclock.app.backends import open_measurer
 from underclock.arrays import Floats, Ints
-from underclock.core.model import hierarchical_prior as priors
-from underclock.core.model.costs import TWO_SIDED
-from underclock.core.model.estimate import Estimate, at_locked_clocks, estimate
-from underclock.core.model.most_likely import (
-    FittedModel,
-    clocks_of,
-    fitted,
-    start_of,
-    temperature_of,
-)
-from underclock.core.model.parameters import CORE, DRAM, WORK, Shared
-from underclock.core.model.posterior import Posterior
-from underclock.core.model.sample_rows import rows_of
+from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.steering import clock_range
 from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_cap import coload_moves_clock
 from underclock.core.step.power_capped_step import settled_step
 from underclock.gpus.models import gpu_model
-from underclock.records import ALONE, Clocks, Pass, SampleSet, Step, Window
+from underclock.records import ALONE, Pass, SampleSet, Step, Window
 
 FILES = (
     *("layer-1", "layer-2", "layer-3", "xl-3", "small-3"),
     *("layer-4", "small-4", "xl-5", "llama-6", "xl-7"),
     *("layer-9", "small-9", "medium-9", "h100-10"),
 )
-_SERVED = tuple(f"b{b}-c1024{again}" for b in (8, 32) for again in ("", "-again"))
-_MORE = ("layer-8", "layer8-8", *_SERVED)
-_CLOCKS = tuple(Clocks(core_mhz=mhz) for mhz in range(1380, 1981, 15))
-_JUDGED = (Clocks(core_mhz=1500), Clocks(core_mhz=1800))  # where steered steps run
-_BY_KIND: dict[str, tuple[int, ...]] = {
-    "nothing": (),
-    "power": (WORK,),
-    "power, core": (CORE, WORK),
-    "power, core, DRAM": (CORE, DRAM, WORK),
-}
 _WANTED_KERNEL, _WANTED_SUM, _WANTED_ENERGY, _WANTED_MHZ = 0.02, 0.01, 0.015, 25.0
 _MOST_MISSING = 0.05  # of a step's time, in kernels that nobody ran by themselves
 _NEGLIGIBLE = 1e-4  # so little of it is left out everywhere
@@ -321,120 +294,6 @@ def _simulated(sets: dict[str, SampleSet]) -> str:
     return markdown(rows)
 
 
-class Campaign:
-    """A campaign as rows, the heater's last, and their fit with one prior for all kernels."""
-
-    def __init__(self, name: str) -> None:
-        """Fit a file twice, as `fit_rows` does: co-load is first taken off as usual."""
-        self.samples, gpu = read(name), None
-        for _ in range(2):
-            self.rows = dataclasses.replace(rows_of(self.samples, gpu), shares=None)
-            start = start_of(self.rows, _CLOCKS)
-            self.model = fitted(self.rows, Shared(start))
-            gpu = self.model.parameters.family.gpu(self.model.parameters.shared)
-        self.share = self.model.parameters.kernels - priors.typical(self.rows, start).unit  # (K, P)
-        self.asked = [Clocks(core_mhz=round(mhz)) for mhz in self.rows.core_mhz.tolist()]
-        self.truth = self.posterior(self.model)
-        own = self.truth.parameter_moves[..., self.truth.shared :]
-        self.variance = np.einsum("kpe,kpe->kp", own, own)
-        self.trains = self.samples.workload.replace("_", "-").split("-")[0]  # on any board
-
-    def posterior(self, model: FittedModel) -> Posterior:
-        """Return what a fit says of kernels at clocks to judge by, and where rows were measured."""
-        settings = tuple(dict.fromkeys((*_JUDGED, *self.asked)))
-        clocks = clocks_of(self.rows, settings)
-        return at_locked_clocks(model, clocks, settings, temperature_of(self.samples))[0]
-
-
-Shares: TypeAlias = dict[priors.KernelKind | None, Floats]
-"""Means and spreads of the four logarithms, by kind. Shape (2, P)."""
-
-
-def shares_of(campaigns: Iterable[Campaign]) -> tuple[Shares, Counter[priors.KernelKind | None]]:
-    """Learn the prior of each kind as `hierarchical_prior.learned` does, and count its kernels.
-
-    A kernel counts once, as the median of what campaigns say of it.
-    """
-    said: dict[tuple[priors.KernelKind | None, str], list[Floats]] = {}
-    for one in campaigns:
-        drawn = np.bincount(one.rows.kernel, one.rows.windows[1] > 0.0) > 0.0
-        for k, kernel in enumerate(one.samples.kernels):
-            if drawn[k] and kernel.launch:
-                each = said.setdefault((priors.kernel_kind(kernel), kernel.launch.identity), [])
-                each.append(np.array([one.share[k], one.variance[k]]))
-    counts, shares = Counter(kind for kind, _ in said), {}
-    for kind in (kind for kind, count in counts.items() if count >= priors.FEWEST):
-        alike = [np.median(each, axis=0) for (of, _), each in said.items() if of is kind]
-        share, variance = np.array(alike).swapaxes(0, 1)
-        middle = np.median(share, axis=0)
-        apart = 1.5 * np.median(np.abs(share - middle), axis=0)
-        wide = np.sqrt(apart**2 + np.median(variance, axis=0))
-        shares[kind] = np.array([middle, np.maximum(wide, priors.LEAST_SPREAD)])
-    return shares, counts
-
-
-def _predicted(one: Campaign, shares: Shares, parts: Sequence[int], many: int) -> list[Floats]:
-    """Predict all but so many rows of each kernel from these, with priors by kind of some parts.
-
-    Of each kernel the first of the rows tells a power; which, is drawn. The heater's are all known.
-
-    Returns:
-        Errors and their deviations, (2, n): of logarithms of time, of power, and of the step's
-        energy at each clock to judge by.
-    """
-    rows, kernels = one.rows, one.samples.kernels
-    drawn = np.random.default_rng(many).random(len(rows.kernel))
-    order = np.lexsort((drawn, rows.windows[1] == 0.0, rows.kernel))
-    known = np.arange(len(order)) - rows.bounds[rows.kernel] < many  # as sorted by kernel
-    known[order] = known | (rows.kernel >= len(kernels))
-    usual = priors.usual_shares([None] * len(rows.names))
-    for k, kernel in enumerate(kernels):
-        if (kind := priors.kernel_kind(kernel)) in shares:
-            usual[:, k, parts] = shares[kind][:, parts]
-    few = dataclasses.replace(rows, shares=usual).some(np.flatnonzero(known))
-    told = one.posterior(fitted(few, Shared(start_of(few, _CLOCKS))))
-    found, column = [], np.array([told.settings.index(clocks) for clocks in one.asked])
-    for q, (real, log) in enumerate([(rows.log_s, told.log_s), (rows.log_w, told.log_w)]):
-        out = ~known & (rows.windows[q] > 0.0)
-        at = rows.kernel[out], column[out]
-        noise2 = told.noise[q, at[0]] ** 2 / rows.windows[q, out]
-        deviation = np.sqrt(told.variance(1.0 - q, float(q))[at] + noise2)
-        found.append(np.stack([real[out] - log[at], deviation]))
-    counts = np.array([kernel.waited_count for kernel in kernels])
-    step, truth = (each.of_first(len(kernels)) for each in (told, one.truth))
-    energy_j, true_j = step.costs(counts)[1], truth.costs(counts)[1].sum(axis=0)
-    for c, sum_j in enumerate(energy_j.sum(axis=0)[: len(_JUDGED)].tolist()):
-        moved = energy_j[:, c, None] * step.moves[:, :, c].sum(axis=0)
-        sums_j = moved[:, : step.shared].sum(axis=0), moved[:, step.shared :]
-        spread_j = math.hypot(*(float(np.linalg.norm(each)) for each in sums_j))
-        found.append(np.array([[sum_j / true_j[c] - 1.0], [spread_j / sum_j]]))
-    return found
-
-
-def _left_out(campaigns: Sequence[Campaign]) -> str:
-    """Predict each campaign, with what campaigns of other steps tell of kinds."""
-    whats = ("time", "power", *(f"energy at {clocks.core_mhz} MHz" for clocks in _JUDGED))
-    table = [["rows", "by kind", *(f"{what} {of}" for what in whats for of in ("rms", "in", "±"))]]
-    of_others = [shares_of(o for o in campaigns if o.trains != one.trains)[0] for one in campaigns]
-    for many, (words, parts) in itertools.product((1, 2), _BY_KIND.items()):
-        pairs = zip(campaigns, of_others, strict=True)
-        told = [_predicted(one, shares, parts, many) for one, shares in pairs]
-        table.append([str(many), words])
-        for off, deviation in (np.concatenate(of, axis=1) for of in zip(*told, strict=True)):
-            rms, inside = math.sqrt((off**2).mean()), (np.abs(off) <= TWO_SIDED * deviation).mean()
-            table[-1] += f"{rms:.1%}", f"{inside:.0%}", f"{TWO_SIDED * np.median(deviation):.1%}"
-    return markdown(table)
-
-
-def _kinds(shares: Shares, counts: Counter[priors.KernelKind | None]) -> str:
-    """Return the prior of each kind; what the package has of it is power."""
-    rows: list[tuple[object, ...]] = [("kind", "kernels", "core", "DRAM", "power")]
-    for kind, (mean, spread) in sorted(shares.items(), key=lambda each: -each[1][0, WORK]):
-        each = [f"{math.exp(mean[p]):.2f} (e^±{spread[p]:.2f})" for p in (CORE, DRAM, WORK)]
-        rows.append((kind, counts[kind], *each))
-    return markdown(rows)
-
-
 def main() -> None:
     """Fill the page."""
     sets = {name: read(name) for name in FILES}
@@ -446,22 +305,13 @@ def main() -> None:
         if {s.kernel for s in one.mixed} >= {k.name for k in one.kernels}
     }
     told = [name for name in whole if any(s.kernel_mhz for s in looks_at_auto(sets[name]))]
-    spec = SPECS["h200"]
-    if spec.throughput is None:
-        raise AssertionError("the data sheet gives rates")
-    gpu = shared_constants(sets[SHARED], spec)
-    errors = by_exponent(gpu, measured(sets[SHARED], gpu), spec.throughput.dram_byte_j)
-    campaigns = [Campaign(name) for name in (*FILES, *_MORE)]
     fill(
         "h200/steering",
         {
-            "kinds": _kinds(*shares_of(campaigns)),
-            "left_out": _left_out(campaigns),
             "files": _files(sets, parts, whole),
             "without": _predictions(parts, with_auto=False),
             "with": _predictions(parts, with_auto=True),
             "passes": _passes(sets, told),
-            "joining": ", ".join(f"{error:.2%} at p = {p:g}" for p, error in errors.items()),
             "calibration": str(gpu_model("h200").calibration),
             "simulated": _simulated(sets),
         },

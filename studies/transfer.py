@@ -13,11 +13,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from executed import Ran, auto_course, executed, switching
+from executed import auto_course, executed, switching
 from pages import fill, markdown, percent
 from underclock import measure, trace, transfer
 from underclock.app.planning import plan
@@ -87,6 +88,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.told_energy[0] <= self.energy <= self.told_energy[2]
 
 
+class Ran(NamedTuple):
+    """What a step truly took, in the mean of all runs."""
+
+    time_s: float
+    energy_j: float
+
+
 def step_of(batch: int, tp: int) -> Step:
     """Return the step of a cell, without collectives, as in arXiv 2601.08539."""
     return trace(WORKLOAD, batch=batch, tp=tp, collectives=0)
@@ -119,7 +127,8 @@ def ran(gpu: str, step: Step, made: Plan | None) -> Ran:
         if course is None:
             raise AssertionError("a traced step has an order")
         scheduled = course.scheduled
-    return executed(switching(model, 0.0), step, scheduled, RUNS, unit=int(unit or 0))
+    done = executed(switching(model, 0.0), step, [scheduled], RUNS, unit=int(unit or 0))
+    return Ran(*done[0].mean(axis=0).tolist())
 
 
 def results_of(cell: Cell, folder: Path) -> list[Result]:
