@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 from pages import ROOT, fill, markdown
 from underclock.arrays import Bools, Floats
 from underclock.gpus.models import Accuracy, GpuModel, encode, gpu_model
-from underclock.hw.simulated.units import Unit, band_costs
+from underclock.hw.simulated.boards import Unit, band_costs
 from underclock.physics.cap import REAL, settled_mhz
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from underclock.gpus.models import Accuracy, Calibration, gpu_model
+from underclock.hw.simulated.boards import GAIN_WITHIN, WANDER_SPREAD, Drift, Unit
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.units import GAIN_WITHIN, WANDER_SPREAD, Drift, Unit
 from underclock.hw.simulated.work import LaunchLoop
 from underclock.physics.constants import KernelConstants
 

@@ -27,11 +27,7 @@ _CAPABILITIES = {
     GpuKind.REPLAYED: ReplayMeasurer.capabilities,
     GpuKind.REAL: frozenset({Capability.READ, Capability.RUN, Capability.LOCK, Capability.MIX}),
 }
-_EXAMPLES = {
-    GpuKind.SIMULATED: "sim:rtx3080ti",
-    GpuKind.REPLAYED: "replay:TABLE.csv",
-    GpuKind.REAL: "nvml:0",
-}
+_EXAMPLES = dict(zip(GpuKind, ("sim:rtx3080ti", "replay:TABLE.csv", "nvml:0"), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,7 +169,7 @@ def _pci(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     info.busId = bus_of(index).encode()
     info.busIdLegacy = bus_of(index)[4:].encode()
     info.domain, info.bus, info.device = 0, index + 1, 0
-    info.pciDeviceId = ((gpu.board.pci_device if gpu.board else 0) << 16) | _NVIDIA_VENDOR
+    info.pciDeviceId = ((gpu.board.pci_id if gpu.board else 0) << 16) | _NVIDIA_VENDOR
     info.pciSubSystemId = 0
     return OK
 

@@ -8,13 +8,14 @@ as long as at about 1800.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.gpus.models import GpuModel, MemoryLockEffect
-from underclock.hw.simulated.units import Unit
+from underclock.errors import UsageError
+from underclock.gpus.models import GpuModel, MemoryLockEffect, gpu_model, name_of_model
+from underclock.hw.simulated.boards import Unit
 from underclock.physics.cap import capped_core_mhz, settled_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.costs import WarmPower, busy_w, dram_mhz, duration_s, idle_w
@@ -27,6 +28,7 @@ _WARM_C = 100.0
 _PEAK_C = 60.0  # at which powers are compared; leakage moves them by little
 _SIDE = 8192  # of the matrices of the heater's product; bf16
 _BYTES = 2
+_FLOPS = 1e12
 _LATE_S = 9e-7  # what a count of cycles takes besides, on an idle H200
 
 
@@ -43,6 +45,21 @@ class LaunchCost:
     def power_w(self, temperature_c: float) -> float:
         """Return the board power in W."""
         return self.cold_w + self.w_per_c * temperature_c
+
+
+def flops_for(gpu: str, lasts_s: Sequence[float]) -> tuple[float, ...]:
+    """Return the work that a simulated GPU does in each of some times, at its highest clocks."""
+    name = name_of_model(gpu)
+    model = None if name is None else gpu_model(name)
+    if model is None or model.throughput is None:
+        raise UsageError(
+            f"nothing says how long work takes on a simulated {gpu}",
+            hint="serve a packaged one: underclock simulate h200 --socket PATH",
+        )
+    kernel = model.throughput.kernel(flops=_FLOPS, bytes_moved=0.0, tensor=False)
+    highest = max(model.core_mhz), max(model.mem_mhz)
+    took_s = float(duration_s(model.constants, kernel, *highest)) - kernel.fixed_s
+    return tuple(_FLOPS * max(each_s - kernel.fixed_s, 0.0) / took_s for each_s in lasts_s)
 
 
 class SimulatedCosts:

@@ -29,7 +29,6 @@ from underclock.store import kind_of, read_document, write_document
 _SHM = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 _RUN, _PLAN, _PARTS, _STEPS = "run.json", "plan.json", "parts.json", "steps.jsonl"
 _PREFIX = "run-"
-_FLOPS = 1e12  # by which it is seen how fast a simulated GPU works
 
 
 class RunGpu(Record, frozen=True, kw_only=True):
@@ -202,28 +201,12 @@ def _step(plan: Plan | JobPlan, part: RankPart, model: str) -> Step:
     """Return what a simulated GPU runs: the plan's step, or work as long as a rank's at auto."""
     if isinstance(plan, Plan):
         return plan.step
-    from underclock.gpus.models import gpu_model, name_of_model  # noqa: PLC0415 - where needed
-    from underclock.physics.costs import duration_s  # noqa: PLC0415
+    from underclock.hw.simulated.costs import flops_for  # noqa: PLC0415 - where it is needed
 
-    name = name_of_model(model)
-    gpu = None if name is None else gpu_model(name)
-    if gpu is None or gpu.throughput is None:
-        raise UsageError(
-            f"nothing says how long work takes on a simulated {model}",
-            hint="serve a packaged one: underclock simulate h200 --socket PATH",
-        )
-    work = gpu.throughput.kernel(flops=_FLOPS, bytes_moved=0.0, tensor=False)
-    highest_mhz = float(gpu.core_mhz[-1]), float(gpu.mem_mhz[-1])
-    took_s = float(duration_s(gpu.constants, work, *highest_mhz)) - work.fixed_s
     lasts_s = sorted(set(part.auto_s))
     kernels = tuple(
-        Kernel(
-            name=f"{each_s:g} s",
-            flops=_FLOPS * max(each_s - work.fixed_s, 0.0) / took_s,
-            bytes_moved=1.0,
-            count=part.auto_s.count(each_s),
-        )
-        for each_s in lasts_s
+        Kernel(name=f"{each_s:g} s", flops=flops, bytes_moved=1.0, count=part.auto_s.count(each_s))
+        for each_s, flops in zip(lasts_s, flops_for(model, lasts_s), strict=True)
     )
     order = tuple(lasts_s.index(each_s) for each_s in part.auto_s)
     return Step(name=plan.workload, kernels=kernels, order=order)
