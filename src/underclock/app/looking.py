@@ -239,7 +239,8 @@ class _Looker:
         self, kind: type[BaseException], exc: BaseException, where: TracebackType | None
     ) -> None:
         """The script ends with an exception that nothing catches."""
-        if self._launches_ranks():
+        launches = any(name in sys.modules for name in _LAUNCHERS)
+        if self._rank is None and launches and _FROM_LAUNCHER not in os.environ:
             self._excepthook(kind, exc, where)
             return
         if self._rank is not None and not self._over and isinstance(exc, Exception):
@@ -265,11 +266,6 @@ class _Looker:
     def _fails(self, how: str) -> MeasurementError:
         hint = "run it by itself first: it must train as it is"
         return MeasurementError(f"{self._look.name} {how}", hint=hint)
-
-    def _launches_ranks(self) -> bool:
-        """Whether this process starts those that train, and does not train itself."""
-        launches = any(name in sys.modules for name in _LAUNCHERS)
-        return self._rank is None and launches and _FROM_LAUNCHER not in os.environ
 
     def _script_over(self) -> None:
         if self._over or self._rank is None or os.getpid() != self._pid:

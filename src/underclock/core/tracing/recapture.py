@@ -143,7 +143,12 @@ def recaptured(traced: Step, captured: Step) -> Recaptured:
     }
     changes: dict[str, None] = {}
     for one, other in zip(*_both(traced, captured), strict=True):
-        for before, now in _replaced(one, other):
+        matcher = SequenceMatcher(None, one.identities, other.identities, autojunk=False)
+        for before, now in [
+            (one.kernels[a_from:a_to], other.kernels[b_from:b_to])
+            for tag, a_from, a_to, b_from, b_to in matcher.get_opcodes()
+            if tag != "equal"
+        ]:
             if not (one.sized and _functions(before) == _functions(now)):
                 changes[_change(one, before, now)] = None
             pairs = zip(before, now, strict=True) if len(before) == len(now) else ()
@@ -218,15 +223,6 @@ def _repeats(launches: Sequence[str]) -> int:
         if length % part == 0
         and all(launches[i] == launches[i - part] for i in range(part, length))
     )
-
-
-def _replaced(one: _Calls, other: _Calls) -> list[tuple[tuple[Kernel, ...], tuple[Kernel, ...]]]:
-    matcher = SequenceMatcher(None, one.identities, other.identities, autojunk=False)
-    return [
-        (one.kernels[a_from:a_to], other.kernels[b_from:b_to])
-        for tag, a_from, a_to, b_from, b_to in matcher.get_opcodes()
-        if tag != "equal"
-    ]
 
 
 def _change(calls: _Calls, before: Sequence[Kernel], now: Sequence[Kernel]) -> str:

@@ -112,7 +112,13 @@ class Machine:
             self._say_once(_UNCOUNTED, at_s, _UNCOUNTED)
         self._domains.moved()
         if seen is Seen.IMPOSSIBLE:
-            self._lose(at_s)
+            # Leave clocks to the driver until marks make sense again; what is held needs none.
+            if self.state is not State.LOST:
+                self.events.append((at_s, f"mark {self.position.mark}: {Seen.IMPOSSIBLE}"))
+            if self._held is None:
+                self._enter(State.LOST)
+            self._sensible = 0
+            self._step = PassedStep(state=self.state)
             return
         if self.state is State.WAITING:
             self._enter(State.FOLLOWING if self._held is None else State.HELD)
@@ -297,15 +303,6 @@ class Machine:
     def _tell_of_stall(self, at_s: float, still_s: float, verb: str) -> None:
         words = f"no mark was seen for {still_s:.3g} s: the step {verb} still"
         self.events.append((at_s, words))
-
-    def _lose(self, at_s: float) -> None:
-        """Leave clocks to the driver until marks make sense again; what is held needs none."""
-        if self.state is not State.LOST:
-            self.events.append((at_s, f"mark {self.position.mark}: {Seen.IMPOSSIBLE}"))
-        if self._held is None:
-            self._enter(State.LOST)
-        self._sensible = 0
-        self._step = PassedStep(state=self.state)
 
     def _enter(self, state: State) -> None:
         self.state = state

@@ -273,7 +273,13 @@ class Position:
         least_s = min(usual_s, planned_s + (upto_s[-1] if mark <= self.mark else 0.0))
         tells = self.knows and least_s > _TELLING * self.intervals.step_s
         if tells and took_s < _IMPOSSIBLE * least_s:
-            self._restart(mark, at_s)
+            # Believe a mark that makes no sense with those before it, and nothing else.
+            self.rounds += self.ended
+            self._stand(mark, at_s)
+            self.before = None
+            self._lasted_s = self._unknown_s[:]
+            self._off_s.clear()
+            self.pace, self._pace_variance = 1.0, self.intervals.spread**2
             return Seen.IMPOSSIBLE
         if ended > 1 or (ended and mark >= self.mark):  # which marks were missed says nothing
             self._lasted_s = [each_s * took_s / usual_s for each_s in self.intervals.usual_s]
@@ -443,15 +449,6 @@ class Position:
             stretched = took_s / usual_s
             self._lasted_s[:mark] = [each_s * stretched for each_s in intervals.usual_s[:mark]]
             self.pace += share * (took_s / usual_s - 1.0)
-
-    def _restart(self, mark: int, at_s: float) -> None:
-        """Believe a mark that makes no sense with those before it, and nothing else."""
-        self.rounds += self.ended
-        self._stand(mark, at_s)
-        self.before = None
-        self._lasted_s = self._unknown_s[:]
-        self._off_s.clear()
-        self.pace, self._pace_variance = 1.0, self.intervals.spread**2
 
     def _stand(self, mark: int, at_s: float) -> None:
         self.mark, self.at_s, self._next_s = mark, at_s, None
