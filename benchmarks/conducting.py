@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from small_training import plan
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.records import Plan, Segment, Step

@@ -12,7 +12,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
 

@@ -39,7 +39,7 @@ import numpy as np
 from msgspec.structs import replace as replace_record
 
 from pages import fill, made_by, markdown
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting

@@ -11,7 +11,7 @@ from typing import Any
 
 from underclock.app.backends import open_gpu
 from underclock.errors import UnderclockError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.interrupts import interruptible
 from underclock.hw.lease import ClockLeases

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from small_training import Model, plan, training
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import Plan
 from underclock.records.runs import AskLine, EventLine, Line

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from underclock.errors import NotPermittedError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.settable import Setting, Value
 from underclock.runtime.controller.gauges import Gauge, Gauges
 

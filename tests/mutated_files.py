@@ -31,7 +31,7 @@ from underclock.records.latencies import DriverMoves, LatencyTable
 from underclock.records.runs import EndLine, Line, RunLine, StepLine
 from underclock.records.serving import ServingPlan
 from underclock.runtime.controller.log import is_log, last_run, read_log, summary_of
-from underclock.runtime.machine.steps import State
+from underclock.runtime.machine.timetable import State
 from underclock.store import read_document, read_samples
 from underclock.store.tables import read_profiles
 from underclock.tracing.job_files import job_of_traces

@@ -30,7 +30,7 @@ from underclock.records import (
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import StepLine
 from underclock.runtime.controller.run_files import Run
-from underclock.runtime.machine.steps import PassedStep
+from underclock.runtime.machine.timetable import PassedStep
 from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked, scheduled

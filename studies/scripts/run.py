@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.records import Step
 from underclock.store import read_document
 

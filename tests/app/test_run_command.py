@@ -13,7 +13,7 @@ import pytest
 
 from small_training import SCRIPT, plan
 from underclock.app import main
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.interrupts import InterruptedBySignal
 from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.hw.simulated.served.client import Control

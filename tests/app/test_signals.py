@@ -19,7 +19,7 @@ from underclock.app.validate import INCONCLUSIVE
 from underclock.campaign.grid import Campaign
 from underclock.core.planning.best_choice import Goal
 from underclock.gpus.models import Bounds
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.interrupts import InterruptedBySignal, interruptible
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu

@@ -9,7 +9,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from underclock.app.step_looks import Looks, StepLook  # noqa: E402
-from underclock.hw.clock import SystemClock  # noqa: E402
+from underclock.hw.base import SystemClock  # noqa: E402
 from underclock.hw.cuda.boundaries import StepBoundaries  # noqa: E402
 from underclock.hw.lockstep import RankAgreement  # noqa: E402
 from underclock.records import Pass, Step  # noqa: E402

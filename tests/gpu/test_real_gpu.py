@@ -12,8 +12,7 @@ import pytest
 from contracts import ReadOnlyGpuContract
 from underclock.app.latency import measure_latency
 from underclock.errors import DeviceError, NotPermittedError
-from underclock.hw.base import Clock, Gpu
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import Clock, Gpu, SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, gpu_count, nvml_session
 from underclock.records import Clocks

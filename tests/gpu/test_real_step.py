@@ -12,8 +12,7 @@ import pytest
 
 from contracts import LauncherContract, MixingMeasurerContract
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
-from underclock.hw.base import Clock, Durations, Measurer, Progress
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import Clock, Durations, Measurer, Progress, SystemClock
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.measurer import GpuMeasurer

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from underclock.errors import UsageError
 from underclock.gpus.models import GpuModel, gpu_model, name_of_model
-from underclock.hw.base import Capability, Clock, Launcher, Measurer
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import Capability, Clock, Launcher, Measurer, SystemClock
 from underclock.hw.gpu_names import GpuKind, GpuName, parse_gpu
 from underclock.hw.lockstep import LeadersLeases, LeadingRank, StoreLine
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer

@@ -21,7 +21,7 @@ from underclock.hw.nvml_calls import (
     is_simulated,
     nvml_session,
 )
-from underclock.hw.ways_to_set import WayName, ways
+from underclock.hw.settable import WayName, ways
 from underclock.records import Evidence, GpuInfo, Record
 from underclock.records.latencies import Domain
 

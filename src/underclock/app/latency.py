@@ -13,8 +13,8 @@ from underclock.errors import NotPermittedError, NotSupportedError, UsageError
 from underclock.hw.cuda.small_kernels import CudaSmallKernels
 from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.nvml_calls import READ_ONLY, is_read_only
+from underclock.hw.settable import ways
 from underclock.hw.simulated.launcher import VirtualLauncher, VirtualSmallKernels
-from underclock.hw.ways_to_set import ways
 from underclock.records import Provenance
 from underclock.records.latencies import ClockReading, DriverMoves, LatencyTable, Quantiles
 from underclock.tracing.captured import check_device

@@ -21,7 +21,7 @@ import msgspec
 
 from underclock.app.looking import RUNNING, RankStatus, TraceRequest, statuses
 from underclock.errors import MeasurementError, UnderclockError, UsageError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.nvml import NvmlGpu, shown_by_cuda
 from underclock.hw.nvml_calls import nvml_session

@@ -23,7 +23,7 @@ import msgspec
 
 from underclock.app.step_looks import Looks, StepLook
 from underclock.errors import MeasurementError, UnderclockError, UsageError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.cuda.boundaries import BoundarySource, StepBoundaries
 from underclock.hw.cuda.driver import torch as torch_with_gpu
 from underclock.hw.cuda.launcher import CudaLauncher

@@ -259,7 +259,7 @@ def _shown(title: str, every_s: float = _EVERY_S) -> Iterator[_Show]:
     raise_lost_interrupt()
     from rich.console import Console
 
-    from underclock.hw.clock import SystemClock
+    from underclock.hw.base import SystemClock
 
     console = Console(stderr=True)
     if console.is_terminal:

@@ -13,8 +13,7 @@ from underclock.app.planning import plan
 from underclock.core.planning.best_choice import Goal
 from underclock.core.step.whole_step import whole_steps
 from underclock.errors import DataError, InfeasibleError, UsageError
-from underclock.hw.base import Clock
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import Clock, SystemClock
 from underclock.hw.gpu_names import GpuKind, GpuName
 from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.simulated.served.server import served_gpus

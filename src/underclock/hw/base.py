@@ -5,6 +5,7 @@ so that simulated time costs none. `Measurer` stands on them: it holds clocks an
 and is all that the measuring stage sees; a table can be one without any GPU behind it.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -252,3 +253,17 @@ class SmallKernels(Protocol):
             Start on the host's clock and duration in s, and whether products ran among them (1, 0).
             Shape (N, 3).
         """
+
+
+@dataclass(frozen=True, slots=True)
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    def now_s(self) -> float:
+        """Return monotonic time in s."""
+        return time.perf_counter()
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Let time pass."""
+        if duration_s > 0:
+            time.sleep(duration_s)  # noqa: TID251 - the one place that may

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from underclock.errors import MeasurementError, NoRoomError, NotSupportedError
-from underclock.hw.base import Clock, Gpu
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import Clock, Gpu, SystemClock
 from underclock.hw.lease import ClockLeases
 from underclock.records import AUTO, Clocks, Kernel, Mix
 

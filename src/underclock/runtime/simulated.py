@@ -24,8 +24,7 @@ from underclock.hw.simulated.work import LaunchLoop
 from underclock.records import AUTO, Clocks, Kernel, Mix
 from underclock.records.latencies import Domain, LatencyTable
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.steps import Ask
-from underclock.runtime.machine.timetable import timetable
+from underclock.runtime.machine.timetable import Ask, timetable
 from underclock.runtime.trainer.page import STEPS
 
 _LEAST_LENGTH = 0.2  # of a step that varies

@@ -1,6 +1,6 @@
 """Records to files and back. Nothing here computes; everything here distrusts its input."""
 
-from underclock.store.files import check_output, write_text
+from underclock.store.database import check_output, write_text
 from underclock.store.json_files import (
     SampleSource,
     as_record,

@@ -17,7 +17,7 @@ from underclock.records import SCHEMAS, Plan, Record, SampleSet, Step, Validatio
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import DriverMoves, LatencyTable
 from underclock.records.serving import ServingPlan
-from underclock.store.files import SQLITE_MAGIC, read_bytes, write_text
+from underclock.store.database import SQLITE_MAGIC, read_bytes, write_text
 from underclock.store.samples import SampleFile, is_merged, joined, read_parts
 from underclock.store.tables import read_table
 

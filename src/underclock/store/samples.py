@@ -26,15 +26,16 @@ from underclock.records.common import can_draw
 from underclock.records.measured import renumbered
 from underclock.store.database import (
     MERGED_ID,
+    SQLITE_MAGIC,
     WriterLock,
     build,
+    check_output,
     checksum,
     connect,
     damaged,
     transaction,
     translated,
 )
-from underclock.store.files import SQLITE_MAGIC, check_output
 
 _WITH_LOG: Final = slice(18, 20)  # of a database's header: versions to write and read, 2 with a log
 

@@ -27,7 +27,7 @@ from underclock.records import (
     check_mhz,
 )
 from underclock.records.common import GREATEST_W, LEAST_W, can_draw
-from underclock.store.files import read_bytes
+from underclock.store.database import read_bytes
 from underclock.units import name_hint
 
 _CLOCKS = ("observed_core_mhz", "observed_mem_mhz")

@@ -20,7 +20,7 @@ from underclock.core.tracing.captured import (
 from underclock.core.tracing.profile import captured_calls, saw_all, synchronising
 from underclock.core.tracing.step import nodes_of
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.cuda.capture import CannotCaptureError, Captured, captured
 from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, torch

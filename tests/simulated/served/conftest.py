@@ -36,7 +36,7 @@ def control(served: Served, socket: Path) -> Iterator[Control]:
 @pytest.fixture
 def comes() -> Callable[[Callable[[], bool]], None]:
     """Wait for something that takes real time, but not for long."""
-    from underclock.hw.clock import SystemClock
+    from underclock.hw.base import SystemClock
 
     def wait(condition: Callable[[], bool], within_s: float = 5.0) -> None:
         clock = SystemClock()

@@ -18,7 +18,7 @@ from invented import PLAN
 from kills import Rig
 from underclock.app import main
 from underclock.errors import DeviceError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks, Plan

@@ -16,7 +16,7 @@ from fault_bench import Bench
 from small_training import Model, plan, training, with_memory
 from underclock.app.doctor import examine
 from underclock.errors import DeviceError, UnderclockError, UsageError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records.runs import StepLine

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from made_jobs import job, slow_forwards
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records.runs import EventLine
 from underclock.runtime.controller.log import read_log

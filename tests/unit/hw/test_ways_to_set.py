@@ -19,11 +19,10 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_admin, may_set, nvml_session
-from underclock.hw.settable import Setting
-from underclock.hw.ways_to_set import WayName, settable_gpu, ways
+from underclock.hw.settable import Setting, WayName, settable_gpu, ways
 from underclock.hw.zeusd import SOCKET, Zeusd, ZeusdGpu
 from underclock.testing import SimulatedMachine, simulated_driver
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError, StuckError
-from underclock.hw.base import Clock, Durations, Progress
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import Clock, Durations, Progress, SystemClock
 from underclock.hw.cuda.driver import STUCK_S
 from underclock.hw.cuda.torch_step import profiler_detaches
 from underclock.hw.lockstep import SILENT_S, RankPace

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from underclock.errors import StuckError, UsageError
-from underclock.hw.base import Clock
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import Clock, SystemClock
 from underclock.hw.cuda.capture import Captured
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.driver import wait_for_gpu

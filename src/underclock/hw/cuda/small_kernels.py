@@ -12,8 +12,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.errors import NotSupportedError
-from underclock.hw.base import SMALL_S
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SMALL_S, SystemClock
 from underclock.hw.cuda.driver import INSTALL_TORCH, wait_for_gpu
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.feed import feeding

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from underclock.errors import MeasurementError, NoMemoryError, UsageError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.driver import wait_for_gpu
 from underclock.hw.cuda.module_paths import paths_below

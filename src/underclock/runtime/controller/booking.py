@@ -30,7 +30,7 @@ from underclock.records.job import JobPlan
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
 from underclock.records.serving import ServingPlan
 from underclock.runtime.controller.gauges import TelemetryBuffer
-from underclock.runtime.machine.steps import State
+from underclock.runtime.machine.timetable import State
 from underclock.runtime.policy.arms import CANNOT_TELL, ArmName
 from underclock.runtime.policy.guard import Stage
 from underclock.runtime.policy.parts import digest_of

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from underclock.errors import DataError, UnderclockError
-from underclock.hw.base import Clock
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import Clock, SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
@@ -30,7 +29,7 @@ from underclock.runtime.controller.polling import Polling, PollingThread, wake_o
 from underclock.runtime.controller.process import TRAINER_ENDED, Setter, WorkDone, try_clocks
 from underclock.runtime.controller.run_files import Run
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.steps import Ask, PassedStep, State
+from underclock.runtime.machine.timetable import Ask, PassedStep, State
 from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import digest_of

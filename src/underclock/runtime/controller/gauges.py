@@ -21,7 +21,7 @@ from underclock.hw.watching import EnergyCounter
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.common import can_climb
 from underclock.records.runs import StepLine
-from underclock.runtime.machine.steps import PassedStep
+from underclock.runtime.machine.timetable import PassedStep
 
 _OFTEN_S, _SELDOM_S = 0.1, 1.0
 _ALL_EVERY, _ALL_EVERY_EXACTLY = 2, 4  # readings: of energy and temperature too

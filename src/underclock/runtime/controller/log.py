@@ -21,7 +21,7 @@ from underclock.records.runs import (
     RunSummary,
     StepLine,
 )
-from underclock.runtime.machine.steps import State
+from underclock.runtime.machine.timetable import State
 from underclock.runtime.policy.guard import slowdown
 from underclock.runtime.policy.policy import OBSERVED
 from underclock.runtime.undo.processes import say

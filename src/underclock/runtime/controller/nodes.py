@@ -22,7 +22,7 @@ import msgspec
 
 from underclock.errors import DataError, UsageError
 from underclock.hw.wire import Gone, Message, Unpacker, framed
-from underclock.runtime.machine.steps import PassedStep
+from underclock.runtime.machine.timetable import PassedStep
 from underclock.runtime.policy.job import JobPolicy, Order
 from underclock.runtime.policy.ranks import JobRanks
 

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from underclock.errors import UsageError
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import SettableGpu, Setting
-from underclock.hw.ways_to_set import settable_gpu
+from underclock.hw.settable import SettableGpu, Setting, settable_gpu
 from underclock.records import Clocks
 from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.undo.guarded_gpu import (

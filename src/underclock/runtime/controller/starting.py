@@ -138,7 +138,7 @@ class ControllerProcess:
     def undo(self) -> None:
         """Undo what controller and watchdog left, as the next start would; unless one acts."""
         from underclock.hw.nvml_calls import nvml_session  # noqa: PLC0415 - `main` starts without
-        from underclock.hw.ways_to_set import settable_gpu  # noqa: PLC0415
+        from underclock.hw.settable import settable_gpu  # noqa: PLC0415
         from underclock.runtime.undo.guarded_gpu import left_behind, restore  # noqa: PLC0415
 
         if left_behind(runtime_folder()):

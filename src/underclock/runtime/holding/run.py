@@ -17,7 +17,7 @@ from typing import Any
 
 from underclock import runtime
 from underclock.errors import DataError, UnderclockError, UsageError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.interrupts import INTERRUPTED, InterruptedBySignal, raise_lost_interrupt
 from underclock.hw.nvml import NvmlGpu, listed_clocks, shown_by_cuda

@@ -15,8 +15,7 @@ from enum import StrEnum
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.machine.position import Position
-from underclock.runtime.machine.steps import Ask, Outcome
-from underclock.runtime.machine.timetable import ClockChange, Timetable
+from underclock.runtime.machine.timetable import Ask, ClockChange, Outcome, Timetable
 
 _ENOUGH, _REMEMBERED = 5, 31  # changes seen before they count, and of which the mean is taken
 _ODD = 3.0  # medians: a call that hangs for seconds says nothing of the next

@@ -22,8 +22,7 @@ from underclock.runtime.machine.clock_domains import (
     why,
 )
 from underclock.runtime.machine.position import Position, Seen
-from underclock.runtime.machine.steps import Ask, PassedStep, State
-from underclock.runtime.machine.timetable import Timetable
+from underclock.runtime.machine.timetable import Ask, PassedStep, State, Timetable
 
 _STILL = 2.0  # of the longest stretch between marks: then the step stands still
 _LEAST_STILL_S = 0.05

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from underclock.errors import UsageError
 from underclock.records.runs import ArmLine
-from underclock.runtime.machine.steps import PassedStep
+from underclock.runtime.machine.timetable import PassedStep
 
 LEAST_ROUNDS = 3
 """So many tell how far rounds scatter, and so how sure a difference is."""

@@ -8,8 +8,7 @@ from underclock.records import AUTO, Clocks, ClockSchedule
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import ArmLine, StepLine
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.steps import PassedStep
-from underclock.runtime.machine.timetable import timetable
+from underclock.runtime.machine.timetable import PassedStep, timetable
 from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.policy import Policy
 

@@ -16,8 +16,7 @@ import msgspec
 from underclock.records import AUTO, Clocks, ClockSchedule, Plan, Segment, Strategy
 from underclock.records.runs import ArmLine, StepLine
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.steps import PassedStep
-from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.machine.timetable import PassedStep, timetable_of
 from underclock.runtime.policy.arms import (
     LEAST_ROUNDS,
     ArmName,

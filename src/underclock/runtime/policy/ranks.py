@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from underclock.records import AUTO
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.steps import PassedStep
+from underclock.runtime.machine.timetable import PassedStep
 from underclock.runtime.policy.job import JobPolicy, Order
 from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.policy.policy import Policy

@@ -31,8 +31,8 @@ from underclock.hw.settable import (
     Setting,
     Value,
     enforced_profiles,
+    settable_gpu,
 )
-from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo.journal import Journal, JournalFile, boot_id
 from underclock.runtime.undo.ownership import MACHINE, OwnedError, Ownership, runtime_folder
 from underclock.runtime.undo.processes import say

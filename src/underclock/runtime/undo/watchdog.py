@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from underclock.errors import DataError, UnderclockError
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.ways_to_set import settable_gpu
+from underclock.hw.settable import settable_gpu
 from underclock.runtime.undo.guarded_gpu import Undone, give_back
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import StoppedPoll, kill, say

@@ -9,8 +9,7 @@ import pytest
 
 from fake_gpu import SteadyGpu
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError, UsageError
-from underclock.hw.base import Durations, Gpu, Loop, Progress
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import Durations, Gpu, Loop, Progress, SystemClock
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import GraphNode, cleared_before
 from underclock.hw.measurer import GpuMeasurer

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from underclock.errors import DeviceError, MeasurementError, NoRoomError, NotSupportedError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.cuda.feed import Feed, feeding
 from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.cuda.small_kernels import CudaSmallKernels
 from underclock.records.latencies import Domain
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from followed import CLOCK, Asked, Given, Virtual
 from small_training import plan
 from underclock.errors import NotPermittedError, NotSupportedError, UnderclockError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.hw.settable import Setting, Value
 from underclock.learning.blocks import JobLearning
 from underclock.learning.pieces import write_places
@@ -36,8 +36,7 @@ from underclock.runtime.controller.polling import Polling, PollingThread
 from underclock.runtime.controller.process import WorkDone
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
-from underclock.runtime.machine.steps import PassedStep, State
-from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.machine.timetable import PassedStep, State, timetable_of
 from underclock.runtime.policy.learning import LearningPolicy
 from underclock.runtime.policy.parts import observed_part
 from underclock.runtime.policy.policy import policy_of

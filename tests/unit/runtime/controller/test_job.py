@@ -22,7 +22,7 @@ from underclock.runtime.controller.log import Log, read_log
 from underclock.runtime.controller.nodes import AHEAD, SILENT_S, DecidingRanks, ToldRanks
 from underclock.runtime.controller.process import WorkDone
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.steps import PassedStep, State
+from underclock.runtime.machine.timetable import PassedStep, State
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy

@@ -12,7 +12,7 @@ import pytest
 
 from small_training import plan
 from underclock.errors import NotSupportedError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.ledger import LedgerGpu, LedgerRun, SavedAgainst, hashed, read_runs
 from underclock.records import Arm, Cost, Evidence, Plan, Status, Strategy
 from underclock.records.runs import ArmLine, AskLine, EventLine, Line, RunLine, StepLine
@@ -24,7 +24,7 @@ from underclock.runtime.controller.log import (
     live_line,
     live_scalars,
 )
-from underclock.runtime.machine.steps import State
+from underclock.runtime.machine.timetable import State
 
 
 def _shown_step(number: int, energy_j: float | None) -> StepLine:

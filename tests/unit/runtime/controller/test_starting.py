@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from underclock.errors import DeviceError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.runtime.controller import starting
 from underclock.runtime.controller.starting import ControllerProcess, can_be_read
 

@@ -14,8 +14,14 @@ from underclock.records import AUTO, Clocks, ClockSchedule, Segment, ThrottleRea
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.runtime.machine.clock_domains import DomainChanges, Lock, LockState
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.steps import Ask, PassedStep, State
-from underclock.runtime.machine.timetable import Timetable, timetable, timetable_of
+from underclock.runtime.machine.timetable import (
+    Ask,
+    PassedStep,
+    State,
+    Timetable,
+    timetable,
+    timetable_of,
+)
 
 CALL_S, DELAY_S = 1e-3, 4e-3
 LAUNCH_S = 10e-3

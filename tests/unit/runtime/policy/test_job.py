@@ -12,7 +12,7 @@ from underclock.records import Clocks, Segment
 from underclock.records.job import Held, Job, JobPlan
 from underclock.records.latencies import Domain
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.steps import PassedStep, State
+from underclock.runtime.machine.timetable import PassedStep, State
 from underclock.runtime.policy.guard import Stage
 from underclock.runtime.policy.job import JobPolicy, Order
 from underclock.runtime.policy.parts import RankPart, parts_of

@@ -9,7 +9,7 @@ from small_training import line_of
 from underclock.learning.blocks import JobLearning
 from underclock.records import AUTO, Clocks
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.steps import PassedStep, State
+from underclock.runtime.machine.timetable import PassedStep, State
 from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.learning import LearningPolicy
 from underclock.runtime.policy.parts import observed_part

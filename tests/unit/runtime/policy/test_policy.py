@@ -25,8 +25,7 @@ from underclock.records import (
     Verdict,
 )
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.steps import PassedStep, State
-from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.machine.timetable import PassedStep, State, timetable_of
 from underclock.runtime.policy.arms import (
     ArmName,
     Arms,

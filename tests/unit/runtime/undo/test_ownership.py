@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import NotPermittedError
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import SystemClock
 from underclock.runtime.undo.ownership import (
     RUNTIME_DIR,
     OwnedError,

@@ -25,8 +25,7 @@ import msgspec
 
 from underclock.errors import DeviceError, UnderclockError, UsageError
 from underclock.gpus.models import GpuModel, gpu_model
-from underclock.hw.base import Clock
-from underclock.hw.clock import SystemClock
+from underclock.hw.base import Clock, SystemClock
 from underclock.hw.simulated import calls, faults
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
