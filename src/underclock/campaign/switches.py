@@ -13,7 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.statistics.change_point import find_change, moves, robust_sigma
+from underclock.core.statistics.repeats import find_change, moves, robust_sigma
 from underclock.errors import NotAppliedError, NotSupportedError
 from underclock.hw.base import Clock, SmallKernels
 from underclock.hw.lease import ClockLeases

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.statistics.change_point import robust_sigma
+from underclock.core.statistics.repeats import robust_sigma
 from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.response import BlockReading, under_ceiling
 from underclock.records.runs import LEARNED, TRIED, ArmLine, StepLine

@@ -22,7 +22,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Effort, Problem, solve
-from underclock.core.statistics.change_point import robust_sigma
+from underclock.core.statistics.repeats import robust_sigma
 from underclock.core.statistics.verdict import MeanChange, paired_change
 from underclock.learning.pieces import merged_kinds
 from underclock.learning.response import BlockReading, Response

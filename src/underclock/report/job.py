@@ -8,8 +8,7 @@ from rich.text import Text
 
 from underclock.records.job import Job, JobPlan, RankClocks, Span
 from underclock.report.chart import GREEN, Series
-from underclock.report.figures import arm_series, trade
-from underclock.report.page import rendered
+from underclock.report.page import arm_series, rendered, trade
 from underclock.report.step_data import Packed, Packer, TimelineBox
 from underclock.report.terminal import filled, numbers, words
 from underclock.report.wording import (

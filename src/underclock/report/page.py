@@ -2,12 +2,34 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from underclock.records import Plan, Validation
-from underclock.report import answer, figures, wording
-from underclock.report.step_data import MOST_ROWS, is_held, kernel_uses, plan_data
-from underclock.report.wording import minus
+from underclock.records import Arm, Cost, Plan, Strategy, Validation
+from underclock.report import answer, wording
+from underclock.report.answer import expected_energy_change
+from underclock.report.chart import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILION,
+    Box,
+    Chart,
+    Series,
+    Shade,
+    both,
+    document,
+    figure,
+    rectangle,
+    shortened,
+    text,
+    text_px,
+)
+from underclock.report.step_data import MOST_ROWS, KernelUse, is_held, kernel_uses, plan_data
+from underclock.report.wording import arm_title, change_text, duration_text, energy_text, minus
 from underclock.units import format_mhz
 
 
@@ -37,7 +59,7 @@ def rendered(
 def page(plan: Plan, validation: Validation | None) -> str:
     """Return the HTML page of a plan, and of its validation where it was run again."""
     uses, first = kernel_uses(plan), plan.headline
-    lines = figures.lines_of(plan)
+    lines = lines_of(plan)
     return rendered(
         "page.html.jinja",
         plan=plan,
@@ -59,11 +81,11 @@ def page(plan: Plan, validation: Validation | None) -> str:
         data=plan_data(plan, uses, [(line.takes, line.points) for line in lines]),
         lines=lines,
         own_line=next((at for at, line in enumerate(lines) if line.is_own), 0),
-        slowest=figures.slowest_shown(plan),
+        slowest=slowest_shown(plan),
         budget=round(first.time_change or plan.max_slowdown or 0.01, 4),
-        frontier_figure=figures.frontier(plan),
-        energy_figure=figures.energy(uses),
-        repeats_figure=figures.repeats(validation) if validation else None,
+        frontier_figure=frontier(plan),
+        energy_figure=energy(uses),
+        repeats_figure=repeats(validation) if validation else None,
     )
 
 
@@ -93,3 +115,262 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "status": wording.status_text,
     "verdict": lambda validation: _sentence(minus(wording.verdict_text(validation))),
 }
+
+
+_MOST_BARS = 12
+_ROW_PX = 40
+_VALUE_PX = 170  # what stands to the right of the longest bar
+_SHOWN = 0.05  # of auto's time: how far right the frontier is drawn at least
+_BEYOND = 1.5  # times the greatest time change that must be seen
+_LEFT, _RIGHT = 0.02, 0.03  # of what is shown, beyond both ends
+_ARM_MARKERS: dict[str, tuple[str, str]] = {
+    Strategy.AUTO: (GREY, "circle"),
+    Strategy.BEST_FIXED: (ORANGE, "square"),
+    Strategy.PASS: (SKY, "diamond"),
+    Strategy.KERNEL_LOCAL: (PINK, "triangle"),
+    Strategy.KERNEL_GLOBAL: (VERMILION, "star"),
+    Strategy.ACHIEVABLE: (GREEN, "circle"),
+    Strategy.RANK: (ORANGE, "square"),
+    Strategy.DIRECTION: (SKY, "diamond"),
+    Strategy.INSTRUCTION: (PINK, "triangle"),
+    Strategy.KERNEL: (VERMILION, "star"),
+}
+_SECONDS = (("s", 1.0), ("ms", 1e-3))
+_JOULES = (("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))
+
+
+def energy(uses: Sequence[KernelUse]) -> str:
+    """Draw where a step's energy goes, pass by pass and kernel by kernel, and what is saved of it.
+
+    Of many kernels those that draw most, and the rest together.
+    """
+    ranked = sorted(uses, key=lambda use: -use.auto_j)
+    passes = [name for name in dict.fromkeys(use.pass_ for use in uses) if name]
+    rows = [(name, [use for use in uses if use.pass_ == name]) for name in passes if passes[1:]]
+    rows += [(use.name, [use]) for use in ranked[:_MOST_BARS]]
+    if ranked[_MOST_BARS:]:
+        count = len(ranked) - _MOST_BARS
+        rows.append((f"{count} other{'s' * (count > 1)}", ranked[_MOST_BARS:]))
+    bars = [
+        (name, math.fsum(use.auto_j for use in some), math.fsum(use.energy_j for use in some))
+        for name, some in rows
+    ]
+    total_j = math.fsum(use.auto_j for use in uses)
+    return both(lambda width_px: _bars(bars, len(passes[1:]) and len(passes), total_j, width_px))
+
+
+def _bars(
+    bars: Sequence[tuple[str, float, float]], passes: int, total_j: float, width_px: int
+) -> str:
+    """Draw a line for each name, and one for its bar: filled what it draws, hollow the saving."""
+    parts: list[str] = []
+    top = 0.0
+    scale = (width_px - _VALUE_PX) / max(max(auto_j, planned_j) for _, auto_j, planned_j in bars)
+    for place, (name, auto_j, planned_j) in enumerate(bars):
+        if place == passes > 0:
+            top += _ROW_PX / 2
+        most = int(width_px / text_px("x")) - 7
+        parts.append(text(0, top + 14, shortened(name, most), bold=place < passes))
+        ends_px, auto_px = scale * planned_j, scale * auto_j
+        colour = GREY if place < passes else BLUE
+        parts.append(rectangle(Box(0, top + 20, ends_px, top + 33), f'fill="{colour}"'))
+        if auto_px > ends_px:
+            box = Box(ends_px, top + 20.5, auto_px, top + 32.5)
+            parts.append(rectangle(box, f'fill="none" stroke="{colour}"'))
+        saved = minus(change_text(planned_j / auto_j - 1.0))
+        words = f"{energy_text(auto_j)} ({auto_j / total_j:.0%}), {saved}"
+        parts.append(text(max(ends_px, auto_px) + 7, top + 31, words))
+        top += _ROW_PX
+    return document(parts, width_px, top + 6, "Where the energy of a step goes, and what is saved")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierLine:
+    """A frontier that a plan has.
+
+    Attributes:
+        takes: How long clocks take to change on it, in words.
+        points: Changes of time and energy, as far as they are shown.
+        is_drawn: Whether the page draws it at once, or as a reader asks for it.
+        is_own: Whether it is the one that counts.
+    """
+
+    name: str
+    takes: str
+    latency_s: float
+    points: tuple[tuple[float, float], ...]
+    colour: str
+    is_drawn: bool = True
+    is_own: bool = False
+
+
+def lines_of(plan: Plan) -> list[FrontierLine]:
+    """Return the frontiers that a plan has, at the least latency first."""
+    limit, held = slowest_shown(plan), bool(plan.achievable_frontier)
+    own_s = plan.schedule and plan.schedule.latencies.constant_s
+    lines = [
+        FrontierLine(
+            name="with free switching, a bound" if held else "frontier",
+            takes="no time, a bound",
+            latency_s=0.0,
+            points=points_of(plan.frontier, limit),
+            colour=BLUE,
+            is_own=not held,
+        ),
+        FrontierLine(
+            name="achievable here",
+            takes=f"{duration_text(own_s) if own_s else 'as long as measured'}, of the plan",
+            latency_s=own_s or math.inf,
+            points=points_of(plan.achievable_frontier, limit),
+            colour=GREEN,
+            is_own=True,
+        ),
+    ]
+    lines += [
+        FrontierLine(
+            name="",
+            takes=f"{duration_text(each.latency_s)}{_as_of(each.hardware)}",
+            latency_s=each.latency_s,
+            points=points_of(each.frontier, limit),
+            colour=GREY,
+            is_drawn=False,
+        )
+        for each in plan.latency_curve
+        if each.frontier != plan.achievable_frontier
+    ]
+    return sorted((line for line in lines if len(line.points) > 1), key=lambda line: line.latency_s)
+
+
+def _as_of(hardware: str) -> str:
+    return f", as of {hardware.partition(' (')[0]}" if hardware else ""
+
+
+def frontier(plan: Plan) -> str:
+    """Draw the frontier as a line, the arms as points, and shade what is over the time budget."""
+    arms = [(arm, arm.cost) for arm in plan.arms if arm.cost is not None]
+    seen = [(arm, cost) for arm, cost in arms if arm.name == "auto" or not _is_auto(cost)]
+    lines = [
+        Series(
+            name=line.name,
+            points=tuple((100.0 * time, 100.0 * energy) for time, energy in line.points),
+            colour=line.colour,
+            dashed=not line.is_own,
+        )
+        for line in sorted(lines_of(plan), key=lambda line: not line.is_own)
+        if line.is_drawn
+    ]
+    line = [point for series in lines for point in series.points]
+    places = [100.0 * cost.time_change for _, cost in arms] + [x for x, _ in line]
+    low, high = min(places), 100.0 * slowest_shown(plan)
+    budget = plan.max_slowdown
+    return trade(
+        "frontier",
+        f"Time and energy of a step ({plan.stands_on})",
+        (*lines, *(_plans_series(plan, arm, cost) for arm, cost in seen)),
+        limits=(low - _LEFT * (high - low), high + _RIGHT * (high - low)),
+        budget=budget,
+    )
+
+
+def trade(
+    key: str,
+    title: str,
+    series: Sequence[Series],
+    *,
+    limits: tuple[float, float] | None = None,
+    budget: float | None = None,
+) -> str:
+    """Draw energy against time; what is over a budget is shaded."""
+    shade = None
+    if budget is not None:
+        over = minus(f"over the time budget, {change_text(budget)}")
+        shade = Shade(start=100.0 * budget, text=over)
+    return figure(
+        Chart(
+            key=key,
+            title=title,
+            x_title="time, change (%)",
+            y_title="energy, change (%)",
+            series=tuple(series),
+            x_limits=limits,
+            shade=shade,
+        )
+    )
+
+
+def repeats(validation: Validation) -> str:
+    """Draw every repeat of every arm as a point."""
+    runs = [
+        ("auto", validation.auto_time_s, validation.auto_energy_j, "auto"),
+        ("plan", validation.plan_time_s, validation.plan_energy_j, "kernel_global"),
+        *((arm_title(o.name), o.time_s, o.energy_j, o.name) for o in validation.others),
+    ]
+    x_unit, x_size = _axis_unit(_SECONDS, [t for _, times_s, _, _ in runs for t in times_s])
+    y_unit, y_size = _axis_unit(_JOULES, [e for _, _, energies_j, _ in runs for e in energies_j])
+    series = []
+    for name, times_s, energies_j, arm in runs:
+        colour, symbol = _marker_of(arm)
+        points = tuple((t / x_size, e / y_size) for t, e in zip(times_s, energies_j, strict=True))
+        series.append(Series(name=name, points=points, colour=colour, symbol=symbol))
+    return figure(
+        Chart(
+            key="repeats",
+            title=f"Every run ({validation.evidence})",
+            x_title=f"time ({x_unit})",
+            y_title=f"energy ({y_unit})",
+            series=tuple(series),
+            signed=False,
+        )
+    )
+
+
+def _plans_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
+    stays = arm.name is Strategy.AUTO and _is_auto(plan.promise)
+    counts = stays or arm.name is plan.chosen
+    title = arm_title(arm.name, plan) + (" (the plan)" if counts else "")
+    return arm_series(arm.name, cost, title, large=counts)
+
+
+def arm_series(arm: str, cost: Cost, title: str = "", *, large: bool = False) -> Series:
+    """Return a way of choosing clocks as a point; its title is that of the arm unless given."""
+    colour, symbol = _marker_of(arm)
+    note = f"time {change_text(cost.time_change)}, energy {change_text(cost.energy_change)}"
+    return Series(
+        name=title or arm_title(arm),
+        points=((100.0 * cost.time_change, 100.0 * cost.energy_change),),
+        colour=colour,
+        symbol=symbol,
+        large=large,
+        labelled=True,
+        notes=(minus(note),),
+    )
+
+
+def _is_auto(cost: Cost) -> bool:
+    return change_text(cost.time_change) == change_text(cost.energy_change) == change_text(0.0)
+
+
+def _marker_of(arm: str) -> tuple[str, str]:
+    return _ARM_MARKERS.get(arm, (SKY, "diamond"))
+
+
+def points_of(line: Sequence[Cost], slowest: float) -> tuple[tuple[float, float], ...]:
+    """Return changes of time and energy on a frontier, as far as it is shown."""
+    found = [(c.time_change, c.energy_change) for c in line if c.time_change <= slowest]
+    end = expected_energy_change(line, slowest)
+    if len(found) < len(line) and end is not None:
+        found.append((slowest, end))
+    return tuple((round(time, 7), round(energy, 7)) for time, energy in found)
+
+
+def slowest_shown(plan: Plan) -> float:
+    """Return the greatest time change to draw: all arms, the budget, and some of the frontier."""
+    marks = [arm.cost.time_change for arm in plan.arms if arm.cost is not None]
+    if plan.max_slowdown is not None:
+        marks.append(plan.max_slowdown)
+    return max(_SHOWN, _BEYOND * max(marks))
+
+
+def _axis_unit(units: tuple[tuple[str, float], ...], values: Sequence[float]) -> tuple[str, float]:
+    """Return the largest unit that keeps every value above one, else the smallest known."""
+    return next((unit for unit in units if min(values) >= unit[1]), units[-1])

@@ -2,7 +2,6 @@
 
 * `gpt3`: training GPT-3, as the kernels of llm.c
 * `llama`: serving Llama 3, as the kernels of a server: prefill, decode, and both in one launch
-* `building`: what both are built of
 """
 
 from underclock.errors import UsageError

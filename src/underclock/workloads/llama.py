@@ -16,7 +16,7 @@ are 2·m·n·k; attention's are those of its two products, of a prompt on and be
 from dataclasses import dataclass
 
 from underclock.records import SERVING, Kind, Pass, Step
-from underclock.workloads.building import BF16, KernelWriter, ModelShape
+from underclock.workloads.gpt3 import BF16, KernelWriter, ModelShape
 
 _INT64 = 8
 

@@ -1,4 +1,4 @@
-"""Repeats of rows: how far they usually scatter, and how much an odd one counts.
+"""Repeats of rows, how far they scatter and how much an odd one counts; and changes of a level.
 
 Most repeats of a kernel at the same clocks lie close together; some are far off, because something
 else ran, the GPU was cold or a sensor stuck. Three runs do not tell how far is far, so scatters are
@@ -6,10 +6,15 @@ pooled: over rows of a kernel at like clocks, and over kernels. A run within two
 counts nearly fully, one far off by the inverse square of its distance, so that no single run moves
 a mean by much. Where odd runs are frequent they widen the scatter, and are odd no more.
 
-Values are logarithms. Shape letters: N runs, C rows of a table, K kernels.
+Where a series of readings changes, each speaks for one level or the other, and the cut with which
+most agree is where the sum of their votes is least: single disturbed readings move nothing.
+
+Values are logarithms. Shape letters: N runs or readings, C rows of a table, K kernels.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -157,3 +162,67 @@ def _scatter(
         )
     scatter: Floats = np.sqrt(np.maximum(np.where(free, ratio * pooled, pooled), _LEAST**2))
     return scatter
+
+
+_SIGMA_OF_MAD = 1.4826  # of a normal distribution
+_APART = 3.0  # standard deviations of a reading, by which two levels differ at least
+_LEAST_CHANGE = 0.003  # fraction of a level: heat and timers move readings by about this
+_NEAR, _NEAR_SIGMAS, _NEARER = 0.1, 4.0, 0.4  # of the gap: so near is at a level
+_STALL = 3.0  # a reading so many times the greater level stood still, and votes for neither
+_SURELY_CHANGED = 7.0  # standard deviations of a mean of as many readings
+
+
+def find_change(values: Floats, lead: int, tail: int) -> tuple[int, int] | None:
+    """Find the one change of level.
+
+    Args:
+        values: Readings in turn. Shape (N,).
+        lead: So many at the beginning are at the old level.
+        tail: So many at the end are at the new one.
+
+    Returns:
+        The first reading that is not at the old level, and the first from which on they are at the
+        new one; ``None`` where the levels cannot be distinguished.
+    """
+    old, new = float(np.median(values[:lead])), float(np.median(values[-tail:]))
+    gap = abs(new - old)
+    noise = max(robust_sigma(values[:lead] - old), robust_sigma(values[-tail:] - new))
+    if gap <= max(_APART * noise, _LEAST_CHANGE * old):
+        return None
+    near = max(_NEAR * gap, min(_NEAR_SIGMAS * noise, _NEARER * gap))
+    works = values <= _STALL * max(old, new)
+    votes = (
+        np.where(each, 1.0, -1.0) * works
+        for each in (abs(values - old) > near, abs(values - new) <= near)
+    )
+    left, arrived = (np.concatenate(([0.0], np.cumsum(each))) for each in votes)
+    return int(np.argmin(left)), len(values) - int(np.argmin(arrived[::-1]))
+
+
+def moves(values: Floats, width: int) -> Iterator[tuple[int, int, bool]]:
+    """Find every change of level in a sequence that may have many.
+
+    Args:
+        values: Readings in turn. Shape (N,).
+        width: Readings on each side that are compared: levels that last less are not seen.
+
+    Yields:
+        Of each, as `find_change`, the two readings; and whether values rise.
+    """
+    if len(values) <= 2 * width:
+        return
+    level = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
+    change = np.log(level[width:] / level[:-width])
+    noise = robust_sigma(np.diff(values)) / float(np.median(values))
+    least = max(_LEAST_CHANGE, _SURELY_CHANGED * noise / np.sqrt(width))
+    signs = np.sign(change) * (np.abs(change) > least)
+    edges = np.flatnonzero(np.diff(np.concatenate(([0.0], signs, [0.0]))))
+    for begin, end in pairwise(edges):
+        found = find_change(values[begin : end - 1 + 2 * width], width, width)
+        if signs[begin] and found is not None:
+            yield int(begin) + found[0], int(begin) + found[1], bool(signs[begin] > 0)
+
+
+def robust_sigma(away: Floats) -> float:
+    """Return a standard deviation about 0 from the median distance; odd values hardly move it."""
+    return _SIGMA_OF_MAD * float(np.median(np.abs(away)))

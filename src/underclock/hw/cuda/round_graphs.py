@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 from underclock.errors import NoRoomError
+from underclock.hw.cuda.capture import GraphNode, walk
 from underclock.hw.cuda.driver import check, cuda, wait_for_gpu
 from underclock.hw.cuda.durations import GraphLaunch, places_of
-from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.rounds import Round, Turn
 from underclock.records.work import LaunchGroup
 

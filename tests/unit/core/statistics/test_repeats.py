@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.statistics.change_point import find_change, moves
-from underclock.core.statistics.repeats import RepeatedRuns, weighed
+from underclock.core.statistics.repeats import RepeatedRuns, find_change, moves, weighed
 
 _ROWS = 12
 
