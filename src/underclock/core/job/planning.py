@@ -14,7 +14,7 @@ import numpy as np
 from underclock.arrays import Bools, Ints
 from underclock.core.job.clock_choices import ENOUGH, Found, Ways
 from underclock.core.job.monte_carlo import Scatter, relative_error, reserved, scatters
-from underclock.core.job.network import shared
+from underclock.core.job.symmetry_reduction import shared
 from underclock.core.job.tables import JobTable, RowChoice, table_of
 from underclock.core.planning.best_choice import DEFAULT_SLOWDOWN
 from underclock.core.planning.latency_constrained import LATENCIES_S

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from underclock.errors import NotSupportedError
-from underclock.hw.cuda.capture import chained
 from underclock.hw.cuda.durations import MARKS, EagerRound, eager_durations, places_of
 from underclock.hw.cuda.feed import CudaLoop, Means
 from underclock.hw.cuda.launcher import StepLauncher
+from underclock.hw.cuda.round_graphs import chained
 from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.cuda.torch_step import StepFunction, detach
 from underclock.hw.rounds import Round

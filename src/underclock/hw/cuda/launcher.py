@@ -9,15 +9,18 @@ from typing import Any
 
 from underclock.errors import StuckError, UsageError
 from underclock.hw.base import Clock, SystemClock
-from underclock.hw.cuda.capture import Captured, Chain, GraphNode, chained
+from underclock.hw.cuda.capture import Captured
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.driver import wait_for_gpu
 from underclock.hw.cuda.durations import Runs, mean_durations
 from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Means, feeding, timed
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.round_graphs import (
+    Chain,
     CudaCoLoad,
+    GraphNode,
     Places,
+    chained,
     flat,
     graph_of,
     in_pieces,

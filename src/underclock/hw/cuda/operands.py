@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from underclock.errors import MeasurementError
-from underclock.hw.cuda.capture import GraphNode
+from underclock.hw.cuda.round_graphs import GraphNode
 from underclock.hw.cuda.state import holders, live_tensors, plain, wraps_others
 
 _WINDOW = 2**20  # bytes looked at behind each pointer

@@ -10,8 +10,8 @@ import pytest
 from fake_gpu import SteadyGpu
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Durations, Gpu, Loop, Progress, SystemClock
-from underclock.hw.cuda.capture import GraphNode, cleared_before
 from underclock.hw.cuda.eager import EagerLauncher
+from underclock.hw.cuda.round_graphs import GraphNode, cleared_before
 from underclock.hw.measurer import GpuMeasurer
 from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings, Mix, Step
 from underclock.records.work import Node, NodeKind
