@@ -29,7 +29,7 @@ from small_training import plan
 from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
-from underclock.records import Plan, Segment, Step
+from underclock.records import Clocks, Plan, Segment, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import AskLine, EndLine
 from underclock.runtime.controller.log import read_log
@@ -57,7 +57,7 @@ def planned() -> tuple[Plan, RankPart]:
     schedule = msgspec.structs.replace(
         made.schedule,
         segments=tuple(
-            Segment(launches=end - begin, core_mhz=1110 if at % 2 else 1400, mem_mhz=None)
+            Segment(launches=end - begin, clocks=Clocks(core_mhz=1110 if at % 2 else 1400))
             for at, (begin, end) in enumerate(itertools.pairwise(ends))
         ),
         switches=CHANGES,

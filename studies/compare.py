@@ -117,7 +117,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-_NOTHING = Choice(arm=Arm.of(_ARM, None, Status.INFEASIBLE), keeps_budget=False)
+_NOTHING = Choice(arm=Arm(_ARM, None, Status.INFEASIBLE), keeps_budget=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class Contest:
         cost, change = choice_cost(self.table, setting), self.change_of(setting)
         longest = np.argsort(-self.table.time_s[np.arange(len(setting)), setting], kind="stable")
         held = [self.table.settings[s] for s in setting.tolist()]
-        arm = Arm.of(_ARM, cost, proof.status, proof.gap)
+        arm = Arm(_ARM, cost, proof.status, proof.gap)
         found = self.judged(arm, change, (held[k] for k in longest.tolist()))
         names = (kernel.name for kernel in self.table.kernels)
         return msgspec.structs.replace(found, kernels=dict(zip(names, held, strict=True)))
@@ -179,7 +179,7 @@ class Contest:
             choice, problem.time_s[problem.order, choice], len(self.table.settings)
         )
         held = [self.table.settings[s] for s in np.argsort(-lasts_s) if lasts_s[s] > 0.0]
-        return self.judged(Arm.of(_ARM, cost, Status.BOUNDED), change, held), self.lateness(change)
+        return self.judged(Arm(_ARM, cost, Status.BOUNDED), change, held), self.lateness(change)
 
     def _spreads(self, problem: SequenceProblem, choice: Ints) -> tuple[float, float]:
         """Return the deviations of a schedule's change of time and of energy."""
@@ -205,7 +205,11 @@ class Contest:
         """Return a choice, or one pair of clocks, or auto, where that takes less in the budget."""
         simpler = [self.of_arm(each) for each in (Strategy.AUTO, Strategy.BEST_FIXED)]
         kept = [each for each in (found, *simpler) if each.keeps_budget]
-        return min(kept, key=lambda each: each.arm.energy_j or math.inf, default=found)
+        return min(
+            kept,
+            key=lambda each: each.arm.cost.energy_j if each.arm.cost else math.inf,
+            default=found,
+        )
 
 
 def _certain(cost: Cost) -> PredictedChange:
@@ -259,7 +263,7 @@ def _feedback(contest: Contest, name: str) -> Rival:
     )
     longest = rungs[np.argsort(-visits[rungs], kind="stable")]
     held = [table.settings[ladder[rung]] for rung in longest.tolist()]
-    choice = contest.judged(Arm.of(_ARM, cost, Status.GIVEN), mean, held)
+    choice = contest.judged(Arm(_ARM, cost, Status.GIVEN), mean, held)
     return Rival(name=name, free=choice, achievable=choice)
 
 

@@ -101,8 +101,8 @@ def plan() -> JobPlan:
         latency_s=2e-3,
         chosen=Strategy.INSTRUCTION,
         arms=(
-            Arm.of(Strategy.AUTO, _cost(job, 0, 0), Status.BASELINE),
-            Arm.of(Strategy.INSTRUCTION, _cost(job, 1, 2), Status.BOUNDED, gap=0.0),
+            Arm(Strategy.AUTO, _cost(job, 0, 0), Status.BASELINE),
+            Arm(Strategy.INSTRUCTION, _cost(job, 1, 2), Status.BOUNDED, gap=0.0),
         ),
         clocks=tuple(
             tuple(Held(row=1 + ("backward" in (each.profile or ""))) for each in rank.instructions)

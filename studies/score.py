@@ -77,7 +77,7 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
     auto = Cost(
         time_s=costs.auto_time_s, energy_j=costs.auto_energy_j, time_change=0.0, energy_change=0.0
     )
-    arm = Arm.of(plan.chosen, cost, Status.GIVEN)
+    arm = Arm(plan.chosen, cost, Status.GIVEN)
     if any(sample.repeat for sample in sample_set.samples):
         measured = as_measured(sample_set, baseline=plan.baseline)
         columns = {clocks: c for c, clocks in enumerate(measured.table.settings)}
@@ -90,7 +90,7 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
         **asdict(cost),
         promised_time_change=plan.promise.time_change,
         promised_energy_change=plan.promise.energy_change,
-        arms=(Arm.of(Strategy.AUTO, auto, Status.BASELINE), arm),
+        arms=(Arm(Strategy.AUTO, auto, Status.BASELINE), arm),
         warnings=(*warnings, *costs.warnings),
     )
 

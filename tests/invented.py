@@ -55,11 +55,11 @@ def cost(time_change: float, energy_change: float) -> Cost:
 
 
 ARMS = (
-    Arm.of(Strategy.AUTO, cost(0.0, 0.0), Status.BASELINE),
-    Arm.of(Strategy.BEST_FIXED, cost(-0.0004, -0.0113), Status.OPTIMAL, 0.0),
-    Arm.of(Strategy.PASS, cost(-0.001, -0.0207), Status.OPTIMAL, 0.0),
-    Arm.of(Strategy.KERNEL_LOCAL, cost(-0.0178, -0.1154), Status.OPTIMAL, 0.0),
-    Arm.of(Strategy.KERNEL_GLOBAL, cost(-0.000001, -0.1564), Status.BOUNDED, 2e-6),
+    Arm(Strategy.AUTO, cost(0.0, 0.0), Status.BASELINE),
+    Arm(Strategy.BEST_FIXED, cost(-0.0004, -0.0113), Status.OPTIMAL, 0.0),
+    Arm(Strategy.PASS, cost(-0.001, -0.0207), Status.OPTIMAL, 0.0),
+    Arm(Strategy.KERNEL_LOCAL, cost(-0.0178, -0.1154), Status.OPTIMAL, 0.0),
+    Arm(Strategy.KERNEL_GLOBAL, cost(-0.000001, -0.1564), Status.BOUNDED, 2e-6),
 )
 
 
@@ -67,8 +67,7 @@ def choices(count: int) -> dict[str, Choice]:
     """Return so many kernels; the later, the more they save."""
     return {
         f"kernel{i}": Choice(
-            core_mhz=(None, 1680)[i % 2],
-            mem_mhz=(None, 5001)[i // 2 % 2],
+            clocks=Clocks(core_mhz=(None, 1680)[i % 2], mem_mhz=(None, 5001)[i // 2 % 2]),
             time_change=0.001,
             energy_change=-i / (2.0 * count),
             auto_time_s=0.25,
@@ -102,11 +101,11 @@ PLAN = Plan(
 LATENCY_PLAN = msgspec.structs.replace(
     PLAN,
     chosen=Strategy.ACHIEVABLE,
-    arms=(*ARMS, Arm.of(Strategy.ACHIEVABLE, cost(-0.001, -0.0512), Status.OPTIMAL, 0.0)),
+    arms=(*ARMS, Arm(Strategy.ACHIEVABLE, cost(-0.001, -0.0512), Status.OPTIMAL, 0.0)),
     schedule=ClockSchedule(
         segments=(
-            Segment(launches=7, core_mhz=1680, mem_mhz=None),
-            Segment(launches=3, core_mhz=None, mem_mhz=5001),
+            Segment(launches=7, clocks=Clocks(core_mhz=1680)),
+            Segment(launches=3, clocks=Clocks(mem_mhz=5001)),
         ),
         switches=2,
         latency="20ms, assumed",
@@ -142,6 +141,11 @@ VALIDATION = Validation(
     pairs_keeping_energy=0,
     pairs_keeping_time=2,
 )
+
+
+def read_again(record: object) -> None:
+    """Read what was written of a record."""
+    msgspec.json.decode(msgspec.json.encode(record), type=type(record))
 
 
 def with_plan(**changes: Any) -> Plan:

@@ -106,8 +106,8 @@ def job_plan(of: Job, row: int = 1, clocks: tuple[RankClocks, ...] | None = None
         latency_s=1e-3,
         chosen=Strategy.INSTRUCTION,
         arms=(
-            Arm.of(Strategy.AUTO, costs[0], Status.BASELINE),
-            Arm.of(Strategy.INSTRUCTION, costs[1], Status.BOUNDED, gap=0.0),
+            Arm(Strategy.AUTO, costs[0], Status.BASELINE),
+            Arm(Strategy.INSTRUCTION, costs[1], Status.BOUNDED, gap=0.0),
         ),
         clocks=chosen,
         frontier=tuple(JobPoint(cost=cost(of, each), gap=0.0, clocks=each) for each in points),

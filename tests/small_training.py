@@ -13,6 +13,7 @@ from underclock.records import (
     Aggregate,
     Arm,
     Choice,
+    Clocks,
     ClockSchedule,
     Cost,
     Evidence,
@@ -180,7 +181,7 @@ def plan(
         msgspec.structs.replace(each, flops=1e6, bytes_moved=launch_s * 7.5e11) for each in kernels
     )
     segments = tuple(
-        Segment(launches=len(list(run)), core_mhz=low_mhz if backward else None, mem_mhz=None)
+        Segment(launches=len(list(run)), clocks=Clocks(core_mhz=low_mhz if backward else None))
         for backward, run in itertools.groupby(some, lambda each: each[1] is Pass.BACKWARD)
     )
     free = Cost(time_s=0.1, energy_j=30.0, time_change=0.0, energy_change=0.0)
@@ -195,13 +196,12 @@ def plan(
         baseline=AUTO,
         chosen=Strategy.ACHIEVABLE,
         arms=(
-            Arm.of(Strategy.AUTO, free, Status.BASELINE),
-            Arm.of(Strategy.ACHIEVABLE, free, Status.OPTIMAL),
+            Arm(Strategy.AUTO, free, Status.BASELINE),
+            Arm(Strategy.ACHIEVABLE, free, Status.OPTIMAL),
         ),
         kernels={
             each.name: Choice(
-                core_mhz=None,
-                mem_mhz=None,
+                clocks=AUTO,
                 time_change=0.0,
                 energy_change=0.0,
                 auto_time_s=each.count * launch_s,
@@ -227,7 +227,12 @@ def with_memory(made: Plan) -> Plan:
     if made.schedule is None:
         raise AssertionError("it has one")
     segments = tuple(
-        msgspec.structs.replace(each, mem_mhz=None if each.core_mhz is None else 5001)
+        msgspec.structs.replace(
+            each,
+            clocks=msgspec.structs.replace(
+                each.clocks, mem_mhz=None if each.clocks.core_mhz is None else 5001
+            ),
+        )
         for each in made.schedule.segments
     )
     schedule = msgspec.structs.replace(made.schedule, segments=segments)

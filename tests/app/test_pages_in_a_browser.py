@@ -17,6 +17,7 @@ from underclock.app.report import render_report
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.records import (
     Choice,
+    Clocks,
     ClockSchedule,
     Evidence,
     Kernel,
@@ -64,8 +65,7 @@ def wide_plan(kernels: int, *, layers: int = 24, seed: int = 0) -> Plan:
         modules.append(f"Gpt > blocks.{layer} > .attention")
     choices = {
         name: Choice(
-            core_mhz=draw.choice(_CLOCKS),
-            mem_mhz=None,
+            clocks=Clocks(core_mhz=draw.choice(_CLOCKS)),
             time_change=draw.uniform(0.0, 0.02),
             energy_change=draw.uniform(-0.2, 0.0),
             auto_time_s=12.31 / kernels * draw.uniform(0.1, 1.9),
@@ -77,7 +77,10 @@ def wide_plan(kernels: int, *, layers: int = 24, seed: int = 0) -> Plan:
     length = max(1, kernels // 300)
     lengths = [length] * (kernels // length) + [kernels % length] * (kernels % length > 0)
     segments = [
-        Segment(launches=each, core_mhz=_CLOCKS[at % 5], mem_mhz=(None, 5001)[at % 7 == 6])
+        Segment(
+            launches=each,
+            clocks=Clocks(core_mhz=_CLOCKS[at % 5], mem_mhz=(None, 5001)[at % 7 == 6]),
+        )
         for at, each in enumerate(lengths)
     ]
     schedule = ClockSchedule(

@@ -93,7 +93,7 @@ def _arm(name: Strategy, time_change: float = 0.0, energy_change: float = 0.0) -
         time_change=time_change,
         energy_change=energy_change,
     )
-    return Arm.of(name, cost, Status.OPTIMAL, 0.0)
+    return Arm(name, cost, Status.OPTIMAL, 0.0)
 
 
 def _plan(step: Step, info: GpuInfo, clocks: Sequence[Clocks], **fields: object) -> Plan:
@@ -101,8 +101,7 @@ def _plan(step: Step, info: GpuInfo, clocks: Sequence[Clocks], **fields: object)
     turn = itertools.cycle(clocks)
     kernels = {
         kernel.name: Choice(
-            core_mhz=(pair := next(turn)).core_mhz,
-            mem_mhz=pair.mem_mhz,
+            clocks=Clocks(core_mhz=(pair := next(turn)).core_mhz, mem_mhz=pair.mem_mhz),
             time_change=0.0,
             energy_change=0.0,
             auto_time_s=1.0,
@@ -162,7 +161,7 @@ def _segments(step: Step, *clocks: Clocks) -> list[Segment]:
     counts = [length] * (len(clocks) - 1)
     counts.append(len(step.order) - sum(counts))
     return [
-        Segment(launches=count, core_mhz=pair.core_mhz, mem_mhz=pair.mem_mhz)
+        Segment(launches=count, clocks=Clocks(core_mhz=pair.core_mhz, mem_mhz=pair.mem_mhz))
         for count, pair in zip(counts, clocks, strict=True)
     ]
 

@@ -452,7 +452,7 @@ def table1_rows(discovered: Plan, auto: Mapping[str, Clocks]) -> tuple[Table1Row
         rows.append(
             Table1Row(
                 kernel=paper.kernel,
-                core_mhz=choice.core_mhz,
+                core_mhz=choice.clocks.core_mhz,
                 change=_percent(choice),
                 lever=lever(choice.clocks, auto[kernel.name]),
                 paper_lever=lever(paper.clocks, auto[kernel.name]),

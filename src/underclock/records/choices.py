@@ -1,21 +1,20 @@
 """Choices of clocks: ways of choosing, what they choose and cost, and schedules GPUs can follow."""
 
 import itertools
-import math
 from enum import StrEnum
-from typing import Self
 
 from underclock.records.common import (
+    AtLeastOne,
+    Change,
     Clocks,
+    Mhz,
+    NotNegative,
+    Number,
+    Positive,
     Record,
     ShownRecord,
     check_agrees,
-    check_change,
-    check_each_positive,
     check_interval,
-    check_mhz,
-    check_not_negative,
-    check_positive,
 )
 from underclock.records.latencies import LatencyTable
 from underclock.units import format_percent
@@ -87,18 +86,12 @@ class Choice(Record, frozen=True, kw_only=True):
     that the driver is expected to give it there, on average, and ``None`` where unknown.
     """
 
-    core_mhz: int | None
-    mem_mhz: int | None
-    time_change: float
-    energy_change: float
-    auto_time_s: float
-    auto_energy_j: float
-    auto_core_mhz: int | None = None
-
-    def __post_init__(self) -> None:
-        check_mhz(self, "core_mhz", "mem_mhz", "auto_core_mhz")
-        check_positive(self, "auto_time_s", "auto_energy_j")
-        check_change(self, "time_change", "energy_change")
+    clocks: Clocks
+    time_change: Change
+    energy_change: Change
+    auto_time_s: Positive
+    auto_energy_j: Positive
+    auto_core_mhz: Mhz | None = None
 
     def launch(self, count: int) -> tuple[float, float]:
         """Return what one of its launches takes and draws, in s and J, of so many in a step."""
@@ -112,11 +105,6 @@ class Choice(Record, frozen=True, kw_only=True):
         return self.auto_time_s / count, self.auto_energy_j / count
 
     @property
-    def clocks(self) -> Clocks:
-        """The chosen pair."""
-        return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
-
-    @property
     def saved_j(self) -> float:
         """Energy of a step that these clocks save; negative where they cost some."""
         return -self.energy_change * self.auto_energy_j
@@ -125,25 +113,21 @@ class Choice(Record, frozen=True, kw_only=True):
 class Cost(Record, frozen=True, kw_only=True):
     """What a choice of clocks costs per step, and against auto as a fraction of it."""
 
-    time_s: float
-    energy_j: float
-    time_change: float
-    energy_change: float
-
-    def __post_init__(self) -> None:
-        check_positive(self, "time_s", "energy_j")
-        check_change(self, "time_change", "energy_change")
+    time_s: Positive
+    energy_j: Positive
+    time_change: Change
+    energy_change: Change
 
     def __str__(self) -> str:
         energy, time = format_percent(self.energy_change), format_percent(self.time_change)
         return f"{energy} energy at {time} time"
 
 
-class Arm(Record, frozen=True, kw_only=True):
-    """What one way of choosing clocks costs per step; all costs are ``None`` when infeasible.
+class Arm(Record, frozen=True):
+    """What one way of choosing clocks costs per step.
 
     Attributes:
-        time_change: Fraction of auto, as ``energy_change``.
+        cost: ``None`` when infeasible.
         gap: How far the objective may be from its optimum, as a fraction; ``None`` where nothing
             was optimised or nothing found.
         time_interval: Least and greatest ``time_change`` with 95 % confidence; ``None`` where
@@ -152,39 +136,27 @@ class Arm(Record, frozen=True, kw_only=True):
     """
 
     name: Strategy
-    time_s: float | None
-    energy_j: float | None
-    time_change: float | None
-    energy_change: float | None
+    cost: Cost | None
     status: Status
-    gap: float | None
+    gap: NotNegative | None = None
     time_interval: tuple[float, float] | None = None
     energy_interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        check_positive(self, "time_s", "energy_j")
-        check_change(self, "time_change", "energy_change")
-        check_not_negative(self, "gap")
-        check_interval(self, "time_interval", self.time_change)
-        check_interval(self, "energy_interval", self.energy_change)
-        names = Cost.__struct_fields__
-        known = sum(getattr(self, name) is not None for name in names)
-        if known not in {0, len(names)} or (known and self.status is Status.INFEASIBLE):
-            raise ValueError(f"the arm {self.name!r} is {self.status}, and has {known} of 4 costs")
-
-    @classmethod
-    def of(
-        cls, name: Strategy, cost: Cost | None, status: Status, gap: float | None = None
-    ) -> Self:
-        """Build an arm from a cost; ``None`` where nothing feasible was found."""
-        costs = {each: getattr(cost, each, None) for each in Cost.__struct_fields__}
-        return cls(name=name, status=status, gap=gap, **costs)
+        check_interval(self, "time_interval", self.cost.time_change if self.cost else None)
+        check_interval(self, "energy_interval", self.cost.energy_change if self.cost else None)
+        if self.cost is not None and self.status is Status.INFEASIBLE:
+            raise ValueError(f"the arm {self.name!r} is infeasible, and has costs")
 
     @property
-    def cost(self) -> Cost | None:
-        """The four numbers together; ``None`` when infeasible."""
-        costs = {name: getattr(self, name) for name in Cost.__struct_fields__}
-        return None if None in costs.values() else Cost(**costs)
+    def time_change(self) -> float | None:
+        """What it changes of auto's time, as a fraction; ``None`` when infeasible."""
+        return None if self.cost is None else self.cost.time_change
+
+    @property
+    def energy_change(self) -> float | None:
+        """What it changes of auto's energy, as a fraction; ``None`` when infeasible."""
+        return None if self.cost is None else self.cost.energy_change
 
 
 class ChosenArm(ShownRecord, frozen=True, kw_only=True):
@@ -213,7 +185,15 @@ class ChosenArm(ShownRecord, frozen=True, kw_only=True):
     @property
     def promise(self) -> Cost:
         """What the clocks that the plan holds cost."""
-        cost = self.arm(self.chosen).cost
+        return self._cost(self.chosen)
+
+    @property
+    def auto(self) -> Cost:
+        """What auto costs."""
+        return self._cost(Strategy.AUTO)
+
+    def _cost(self, name: Strategy) -> Cost:
+        cost = self.arm(name).cost
         if cost is None:
             raise AssertionError("checked when the plan was made")
         return cost
@@ -226,41 +206,24 @@ class Closure(Record, frozen=True, kw_only=True):
     them. In the isolated one it is the plain sum of kernels alone.
     """
 
-    time: float
-    energy: float
-
-    def __post_init__(self) -> None:
-        check_positive(self, "time", "energy")
+    time: Positive
+    energy: Positive
 
 
 class Segment(Record, frozen=True, kw_only=True):
     """A stretch of a step's launches at one pair of clocks.
 
     Attributes:
-        core_mhz: ``None`` is auto, as of memory.
         aim_s: How long after its first launch begins the change to it is best aimed, for changes
             scatter; negative before.
         pays_j: What it saves against the clocks of the stretch before, a second that it saves
             counted as energy; ``None`` where that is not known.
     """
 
-    launches: int
-    core_mhz: int | None
-    mem_mhz: int | None
+    launches: AtLeastOne
+    clocks: Clocks
     aim_s: float = 0.0
     pays_j: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(self, "launches")
-        check_mhz(self, "core_mhz", "mem_mhz")
-        for name in ("aim_s", "pays_j"):
-            if not math.isfinite(getattr(self, name) or 0.0):
-                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
-
-    @property
-    def clocks(self) -> Clocks:
-        """The pair."""
-        return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
 
 
 class ClockSchedule(Record, frozen=True, kw_only=True):
@@ -279,8 +242,8 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
     switches: int
     latency: str
     latencies: LatencyTable
-    launch_s: tuple[float, ...]
-    launch_j: tuple[float, ...] = ()
+    launch_s: tuple[Positive, ...]
+    launch_j: tuple[Positive, ...] = ()
 
     def __post_init__(self) -> None:
         scheduled = sum(segment.launches for segment in self.segments)
@@ -288,7 +251,6 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
             raise ValueError(
                 f"the schedule is of {scheduled} launches and has {len(self.launch_s)} durations"
             )
-        check_each_positive(self, "launch_s", "launch_j")
         if self.launch_j and len(self.launch_j) != len(self.launch_s):
             raise ValueError(f"{len(self.launch_s)} launches have {len(self.launch_j)} energies")
         before = (*self.segments[-1:], *self.segments[:-1])
@@ -327,17 +289,15 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
             none were planned.
     """
 
-    latency_s: float
-    time_change: float | None
-    energy_change: float | None
-    switches: int | None
-    gap: float | None
+    latency_s: NotNegative
+    time_change: Change | None
+    energy_change: Change | None
+    switches: Number | None
+    gap: NotNegative | None
     hardware: str = ""
     frontier: tuple[Cost, ...] = ()
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "latency_s", "switches", "gap")
-        check_change(self, "time_change", "energy_change")
         found = {each is None for each in (self.time_change, self.energy_change, self.switches)}
         if len(found) > 1:
             raise ValueError("a schedule was found, with all that it costs, or none was")

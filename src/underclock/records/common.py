@@ -5,7 +5,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -15,12 +15,12 @@ SCHEMAS: Final = {
     "step": 6,
     "samples": 9,
     "merged samples": 2,
-    "plan": 13,
+    "plan": 14,
     "validation": 5,
     "latencies": 4,
     "driver moves": 1,
-    "job": 1,
-    "job plan": 1,
+    "job": 2,
+    "job plan": 2,
     "serving plan": 1,
     "GPU model": 1,
 }
@@ -51,6 +51,17 @@ _TICK_S = 0.2  # an energy counter climbs in steps of 0.1 s, and is read some ti
 ROUNDING = (
     5e-5  # of a number worked out from shown ones: half of the last digit of a per cent shown
 )
+
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Change = Annotated[float, msgspec.Meta(gt=-1)]
+"""A fraction by which something changes: -1 would be all of it."""
+Budget = Annotated[float, msgspec.Meta(gt=-1, lt=1)]
+"""A time budget as a fraction above auto."""
+Mhz = Annotated[int, msgspec.Meta(ge=LEAST_MHZ, le=GREATEST_MHZ)]
+Number = Annotated[int, msgspec.Meta(ge=0)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Evidence(StrEnum):
@@ -113,12 +124,6 @@ def check_not_negative(record: Record, *names: str) -> None:
     _check(record, names, lambda value: 0 <= value < math.inf, "finite and not negative")
 
 
-def check_change(record: Record, *names: str) -> None:
-    """Reject changes that leave nothing or less of what changes; ``None`` passes."""
-    words = "finite and above -1, which is all of it"
-    _check(record, names, lambda value: -1 < value < math.inf, words)
-
-
 def check_interval(record: Record, name: str, value: float | None = None) -> None:
     """Reject an interval that does not ascend, or hold the value that it is of; ``None`` passes."""
     interval = getattr(record, name)
@@ -141,12 +146,6 @@ def check_celsius(celsius: float | None) -> None:
     """Reject temperatures at which no GPU works; ``None`` means unknown and passes."""
     if celsius is not None and not can_be_celsius(celsius):
         raise ValueError(f"a GPU is at {COLDEST_C} to {HOTTEST_C} °C, got {celsius}")
-
-
-def check_budget(max_slowdown: float | None) -> None:
-    """Reject time budgets that no plan is made for; ``None`` passes, where time was free."""
-    if max_slowdown is not None and not -1 < max_slowdown < 1:
-        raise ValueError(f"max_slowdown must be above -1 and below 1, got {max_slowdown}")
 
 
 def can_draw(power_w: float, limit_w: float | None = None) -> bool:
@@ -172,11 +171,8 @@ def can_be_celsius(celsius: float) -> bool:
 class Clocks(Record, frozen=True, kw_only=True):
     """Clocks to hold on one GPU; ``None`` leaves that domain to the driver (auto)."""
 
-    core_mhz: int | None = None
-    mem_mhz: int | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(self, "core_mhz", "mem_mhz")
+    core_mhz: Mhz | None = None
+    mem_mhz: Mhz | None = None
 
     @property
     def is_auto(self) -> bool:

@@ -16,14 +16,16 @@ import msgspec
 from underclock.records.choices import ChosenArm, Cost, Segment, Strategy
 from underclock.records.common import (
     SCHEMAS,
+    AtLeastOne,
+    Budget,
     Clocks,
     Evidence,
+    Mhz,
+    NotNegative,
+    Number,
+    Positive,
     Record,
     ShownRecord,
-    check_budget,
-    check_mhz,
-    check_not_negative,
-    check_positive,
 )
 from underclock.records.measured import GpuInfo
 from underclock.units import format_percent
@@ -74,18 +76,13 @@ class ProfileRow(Record, frozen=True, kw_only=True, omit_defaults=True):
         inside: Where clocks change inside it: stretches of its launches; else it runs at one pair.
     """
 
-    core_mhz: int | None = None
-    mem_mhz: int | None = None
-    time_s: float
-    energy_j: float | None
-    time_error_s: float = 0.0
-    energy_error_j: float = 0.0
+    core_mhz: Mhz | None = None
+    mem_mhz: Mhz | None = None
+    time_s: Positive
+    energy_j: Positive | None
+    time_error_s: NotNegative = 0.0
+    energy_error_j: NotNegative = 0.0
     inside: tuple[Segment, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_mhz(self, "core_mhz", "mem_mhz")
-        check_positive(self, "time_s", "energy_j")
-        check_not_negative(self, "time_error_s", "energy_error_j")
 
     @property
     def clocks(self) -> Clocks:
@@ -155,16 +152,15 @@ class Instruction(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     kind: InstructionKind
-    microbatch: int | None = None
-    chunk: int = 0
+    microbatch: Number | None = None
+    chunk: Number = 0
     profile: str | None = None
-    time_s: float | None = None
-    power_w: float | None = None
+    time_s: NotNegative | None = None
+    power_w: NotNegative | None = None
     meeting: int | None = None
-    stream: int = 0
+    stream: Number = 0
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "time_s", "power_w", "microbatch", "chunk", "stream")
         if (self.profile is None) == (self.time_s is None):
             raise ValueError(f"a {self.kind} has a profile or a time of its own, one of them")
         if self.profile is not None and (self.meeting is not None or self.power_w is not None):
@@ -181,12 +177,8 @@ class Instruction(Record, frozen=True, kw_only=True, omit_defaults=True):
 class Waiting(Record, frozen=True, kw_only=True):
     """What a rank draws while it waits, with its core at a clock; ``None`` is auto."""
 
-    core_mhz: int | None = None
-    power_w: float
-
-    def __post_init__(self) -> None:
-        check_mhz(self, "core_mhz")
-        check_not_negative(self, "power_w")
+    core_mhz: Mhz | None = None
+    power_w: NotNegative
 
 
 class Rank(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -199,16 +191,15 @@ class Rank(Record, frozen=True, kw_only=True, omit_defaults=True):
         instructions: Of one iteration; those of one stream run in this order.
     """
 
-    stage: int
-    data: int = 0
-    tensor: int = 0
-    sequence: int = 0
+    stage: Number
+    data: Number = 0
+    tensor: Number = 0
+    sequence: Number = 0
     gpu: GpuInfo | None = None
     waiting: tuple[Waiting, ...]
     instructions: tuple[Instruction, ...]
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "stage", "data", "tensor", "sequence")
         if not self.instructions:
             raise ValueError("a rank has something to do")
         clocks = [math.inf if each.core_mhz is None else each.core_mhz for each in self.waiting]
@@ -250,10 +241,7 @@ class Wait(Record, frozen=True, array_like=True):
     instruction: int
     on_rank: int
     on_instruction: int
-    lag_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "lag_s")
+    lag_s: NotNegative = 0.0
 
 
 class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
@@ -275,14 +263,13 @@ class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
     gpu: GpuInfo
     workload: str
     schedule: str
-    microbatches: int
+    microbatches: AtLeastOne
     ranks: tuple[Rank, ...]
     waits: tuple[Wait, ...] = ()
     profiles: dict[str, Profile]
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_positive(self, "microbatches")
         if not self.ranks:
             raise ValueError("a job has ranks")
         for place, count in Counter(rank.place for rank in self.ranks).items():
@@ -429,11 +416,8 @@ class JobPoint(Record, frozen=True, kw_only=True):
     """
 
     cost: Cost
-    gap: float | None
+    gap: NotNegative | None
     clocks: tuple[RankClocks, ...]
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "gap")
 
 
 class JobPlan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="job plan"):
@@ -454,18 +438,16 @@ class JobPlan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="job p
     schema: int = SCHEMAS["job plan"]
     evidence: Evidence
     job: Job
-    max_slowdown: float
+    max_slowdown: Budget
     confidence: float = 0.95
-    latency_s: float = 0.0
-    board_spread: float = 0.0
+    latency_s: NotNegative = 0.0
+    board_spread: NotNegative = 0.0
     clocks: tuple[RankClocks, ...]
     frontier: tuple[JobPoint, ...] = ()
     version: str | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_budget(self.max_slowdown)
-        check_not_negative(self, "latency_s", "board_spread")
         costs = {str(arm.name): arm.cost for arm in self.arms}
         if len(costs) < len(self.arms):
             raise ValueError("every arm is compared once")

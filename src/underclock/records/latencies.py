@@ -6,14 +6,17 @@ then, counted from the call's return, the GPU is not at the new clock for the *d
 """
 
 from enum import StrEnum
-from typing import Self
+from typing import Annotated, Self
+
+import msgspec
 
 from underclock.errors import DataError
-from underclock.records.common import SCHEMAS, Clocks, Evidence, Record, check_mhz
+from underclock.records.common import SCHEMAS, Clocks, Evidence, Mhz, Number, Record
 from underclock.records.measured import GpuInfo, Provenance
 
 _P95 = 1.645  # standard deviations of a normal one
 LONGEST_S = 60.0  # slower than any driver by far
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
 
 
 class Domain(StrEnum):
@@ -74,29 +77,22 @@ class Switch(Record, frozen=True, kw_only=True):
     """
 
     domain: Domain
-    from_mhz: int | None
-    to_mhz: int | None
-    call_s: float
-    delay_s: float
-    delay_p05_s: float
-    delay_p95_s: float
-    jitter_s: float
-    stall_s: float
-    repeats: int
-    outliers: int = 0
+    from_mhz: Mhz | None
+    to_mhz: Mhz | None
+    call_s: Seconds
+    delay_s: Seconds
+    delay_p05_s: Seconds
+    delay_p95_s: Seconds
+    jitter_s: Seconds
+    stall_s: Seconds
+    repeats: Number
+    outliers: Number = 0
     call: Quantiles | None = None
     readings: tuple[ClockReading, ...] = ()
 
     def __post_init__(self) -> None:
-        check_mhz(self, "from_mhz", "to_mhz")
-        for name in ("call_s", "delay_s", "delay_p05_s", "delay_p95_s", "jitter_s", "stall_s"):
-            value = getattr(self, name)
-            if not 0 <= value <= LONGEST_S:
-                raise ValueError(f"{name} must be from 0 to {LONGEST_S:g} s, got {value}")
         if not self.delay_p05_s <= self.delay_s <= self.delay_p95_s:
             raise ValueError("delay_s must lie between delay_p05_s and delay_p95_s")
-        if min(self.repeats, self.outliers) < 0:
-            raise ValueError("repeats and outliers must not be negative")
 
     @property
     def total_s(self) -> float:

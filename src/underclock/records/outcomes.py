@@ -8,15 +8,17 @@ from typing import Self
 from underclock.records.choices import Objective, Strategy
 from underclock.records.common import (
     SCHEMAS,
+    Budget,
+    Change,
     Clocks,
     Evidence,
+    NotNegative,
+    Number,
+    Positive,
     Record,
     ShownRecord,
     check_agrees,
-    check_budget,
-    check_change,
     check_interval,
-    check_not_negative,
 )
 from underclock.records.measured import GpuInfo
 from underclock.units import format_percent
@@ -85,8 +87,8 @@ class OtherArm(Record, frozen=True, kw_only=True):
 
     name: Strategy
     clocks: Clocks
-    time_s: tuple[float, ...]
-    energy_j: tuple[float, ...]
+    time_s: tuple[Positive, ...]
+    energy_j: tuple[Positive, ...]
     time_change: Spread
     energy_change: Spread
     time_interval: tuple[float, float] | None = None
@@ -130,33 +132,29 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
     chosen: Strategy
     objective: Objective | None = None
     latency: str | None = None
-    repeats: int
-    auto_time_s: tuple[float, ...]
-    auto_energy_j: tuple[float, ...]
-    plan_time_s: tuple[float, ...]
-    plan_energy_j: tuple[float, ...]
+    repeats: Number
+    auto_time_s: tuple[Positive, ...]
+    auto_energy_j: tuple[Positive, ...]
+    plan_time_s: tuple[Positive, ...]
+    plan_energy_j: tuple[Positive, ...]
     time_change: Spread
     energy_change: Spread
-    promised_time_change: float
-    promised_energy_change: float
+    promised_time_change: Change
+    promised_energy_change: Change
     promised_time_interval: tuple[float, float] | None = None
     promised_energy_interval: tuple[float, float] | None = None
-    pairs_keeping_energy: int
-    pairs_keeping_time: int | None
+    pairs_keeping_energy: Number
+    pairs_keeping_time: Number | None
     time_interval: tuple[float, float] | None = None
     energy_interval: tuple[float, float] | None = None
-    max_slowdown: float | None = None
-    tolerance: float | None = None
+    max_slowdown: Budget | None = None
+    tolerance: NotNegative | None = None
     verdict: Verdict | None = None
-    further_repeats: int | None = None
+    further_repeats: Number | None = None
     others: tuple[OtherArm, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "repeats", "pairs_keeping_energy", "pairs_keeping_time")
-        check_not_negative(self, "tolerance", "further_repeats")
-        check_change(self, "promised_time_change", "promised_energy_change")
-        check_budget(self.max_slowdown)
         for name in ("time", "energy"):
             promised = getattr(self, f"promised_{name}_change")
             check_interval(self, f"promised_{name}_interval", promised)
@@ -182,8 +180,6 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
         for what, totals in ((f"{name}_time_s", time_s), (f"{name}_energy_j", energy_j)):
             if len(totals) != self.repeats:
                 raise ValueError(f"{what} has {len(totals)} totals of {self.repeats} repeats")
-            if not all(0 < total < math.inf for total in totals):
-                raise ValueError(f"every {what} must be positive and finite")
         if changes is not None:
             changes.time_change.check_of(self.auto_time_s, time_s)
             changes.energy_change.check_of(self.auto_energy_j, energy_j)

@@ -23,14 +23,13 @@ from underclock.records.choices import (
 )
 from underclock.records.common import (
     SCHEMAS,
+    Budget,
     Clocks,
     Evidence,
+    NotNegative,
     Record,
     as_frame,
     check_agrees,
-    check_budget,
-    check_mhz,
-    check_not_negative,
 )
 from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.work import Step
@@ -63,11 +62,10 @@ class KernelMatch(Record, frozen=True, kw_only=True):
 
     way: MatchWay
     source: str | None = None
-    time_spread: float
-    energy_spread: float
+    time_spread: NotNegative
+    energy_spread: NotNegative
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "time_spread", "energy_spread")
         if (self.source is None) == (self.way in {MatchWay.SAME, MatchWay.ROLE}):
             raise ValueError(f"a kernel matched as {self.way!r} has source {self.source!r}")
 
@@ -137,7 +135,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     gpu: GpuInfo
     step: Step
     objective: Objective
-    max_slowdown: float | None
+    max_slowdown: Budget | None
     granularity: Granularity
     aggregate: Aggregate
     bound: Strategy | None = None
@@ -164,10 +162,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             raise ValueError(f"the chosen arm {self.chosen!r} has no costs")
         if "auto" not in costed:
             raise ValueError("the arm 'auto' has no costs, and everything is compared with it")
-        check_mhz(self.baseline, "core_mhz", "mem_mhz")
-        if self.fixed is not None:
-            check_mhz(self.fixed, "core_mhz", "mem_mhz")
-        check_budget(self.max_slowdown)
         # Reject arms that are there twice, and costs that are not what they say against auto.
         if len({arm.name for arm in self.arms}) < len(self.arms):
             raise ValueError("every arm is compared once")

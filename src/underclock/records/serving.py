@@ -8,19 +8,20 @@ decides anew as requests come.
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
 from underclock.records.common import (
     SCHEMAS,
+    AtLeastOne,
+    Budget,
     Clocks,
     Evidence,
+    Positive,
     Record,
     ShownRecord,
-    check_budget,
     check_interval,
-    check_mhz,
-    check_positive,
 )
 from underclock.records.measured import GpuInfo
 from underclock.records.work import SERVING, Pass
@@ -49,16 +50,14 @@ class ServingCost(Record, frozen=True, kw_only=True):
     """
 
     clocks: Clocks
-    time_s: float
+    time_s: Positive
     time_interval_s: tuple[float, float]
-    time_p99_s: float | None = None
-    energy_j: float
+    time_p99_s: Positive | None = None
+    energy_j: Positive
     energy_interval_j: tuple[float, float]
     basis: Basis
 
     def __post_init__(self) -> None:
-        check_mhz(self.clocks, "core_mhz", "mem_mhz")
-        check_positive(self, "time_s", "time_p99_s", "energy_j")
         check_interval(self, "time_interval_s", self.time_s)
         check_interval(self, "energy_interval_j", self.energy_j)
         if min(*self.time_interval_s, *self.energy_interval_j) <= 0:
@@ -86,9 +85,9 @@ class ServingBucket(Record, frozen=True, kw_only=True, rename={"pass_": "phase"}
     """
 
     pass_: Pass
-    batch: int
-    context: int
-    tokens: int
+    batch: AtLeastOne
+    context: AtLeastOne
+    tokens: AtLeastOne
     auto: ServingCost
     chosen: ServingCost
     fixed: ServingCost | None = None
@@ -99,7 +98,6 @@ class ServingBucket(Record, frozen=True, kw_only=True, rename={"pass_": "phase"}
         msgspec.structs.force_setattr(self, "pass_", member(Pass, self.pass_, "phase"))
         if self.pass_ not in SERVING:
             raise ValueError(f"a server's phase is {', '.join(SERVING)}, got {self.pass_}")
-        check_positive(self, "batch", "context", "tokens")
         if not self.auto.clocks.is_auto:
             raise ValueError(f"auto cannot be at {self.auto.clocks}")
         times_s = [cost.time_s for cost in self.frontier]
@@ -138,12 +136,12 @@ class ServingPlan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag=
     evidence: Evidence
     gpu: GpuInfo
     workload: str
-    max_slowdown: float | None
-    tpot_s: float | None = None
-    ttft_s: float | None = None
-    quantile: float = 0.5
+    max_slowdown: Budget | None
+    tpot_s: Positive | None = None
+    ttft_s: Positive | None = None
+    quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.5
     fixed: Clocks | None
-    idle_w: float | None = None
+    idle_w: Positive | None = None
     buckets: tuple[ServingBucket, ...]
     version: str | None = None
     warnings: tuple[str, ...] = ()
@@ -151,10 +149,6 @@ class ServingPlan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag=
     def __post_init__(self) -> None:
         if not self.buckets:
             raise ValueError("a serving plan needs at least one bucket")
-        check_budget(self.max_slowdown)
-        check_positive(self, "tpot_s", "ttft_s", "idle_w")
-        if not 0 < self.quantile < 1:
-            raise ValueError(f"quantile must be between 0 and 1, got {self.quantile}")
         places = {(each.pass_, each.batch, each.context) for each in self.buckets}
         if len(places) < len(self.buckets):
             raise ValueError("a serving plan has one bucket for each phase, batch and context")

@@ -57,8 +57,8 @@ def job_plan_tables(plan: JobPlan) -> tuple[RenderableType, ...]:
                 f"{'*' if arm.name is plan.chosen else ' '} {arm_title(arm.name)}",
                 change_text(arm.time_change),
                 f"{change_text(arm.energy_change)}",
-                duration_text(arm.time_s),
-                energy_text(arm.energy_j),
+                duration_text(None if arm.cost is None else arm.cost.time_s),
+                energy_text(None if arm.cost is None else arm.cost.energy_j),
                 status_text(arm)
                 + (f", {interval_text(arm.energy_interval)}" if arm.energy_interval else ""),
             )
@@ -131,7 +131,7 @@ def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> st
             bands=bands,
             evidence=plan.evidence,
             lines=[("", points)],
-            auto=(plan.arm("auto").time_s, plan.arm("auto").energy_j),
+            auto=(plan.auto.time_s, plan.auto.energy_j),
         ),
         points=points,
         frontier=_frontier(plan),

@@ -64,7 +64,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
         "page.html.jinja",
         plan=plan,
         validation=validation,
-        auto=plan.arm("auto"),
+        auto=plan.auto,
         auto_word=wording.auto_word(plan),
         first=first,
         nothing=answer.gives_nothing(plan),

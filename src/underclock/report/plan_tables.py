@@ -102,8 +102,8 @@ def arms_table(plan: Plan) -> Table:
                 _arm_cell(plan, arm),
                 change_text(arm.time_change),
                 change_text(arm.energy_change),
-                duration_text(arm.time_s),
-                energy_text(arm.energy_j),
+                duration_text(None if arm.cost is None else arm.cost.time_s),
+                energy_text(None if arm.cost is None else arm.cost.energy_j),
                 status_text(arm),
             )
             for arm in plan.arms

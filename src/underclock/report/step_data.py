@@ -224,7 +224,6 @@ def plan_data(
         lines: Frontiers and which they are: changes of time and energy.
     """
     packer = Packer()
-    auto = plan.arm("auto")
     tables = {"kernels": _kernels(packer, uses, auto_word(plan))}
     if is_held(plan):
         tables["segments"] = _segments(packer, plan)
@@ -234,7 +233,7 @@ def plan_data(
         cap_w=plan.gpu.power_limit_w,
         evidence=plan.evidence,
         lines=lines,
-        auto=(auto.time_s, auto.energy_j),
+        auto=(plan.auto.time_s, plan.auto.energy_j),
     )
 
 
@@ -306,7 +305,15 @@ def _segments(packer: Packer, plan: Plan) -> Packed:
         energy_j = digits(math.fsum(launch.energy_j for launch in mine))
         listed = (names, [len(taken[at]) for at in parts])
         rows.append(
-            (number, segment.launches, segment.core_mhz, segment.mem_mhz, time_s, energy_j, listed)
+            (
+                number,
+                segment.launches,
+                segment.clocks.core_mhz,
+                segment.clocks.mem_mhz,
+                time_s,
+                energy_j,
+                listed,
+            )
         )
     heads = (
         ("Segment", "segment", "count"),
@@ -343,7 +350,8 @@ def _bands(packer: Packer, plan: Plan) -> list[Packed]:
         memory = [f"{format_mhz(launch.clocks.mem_mhz)} MHz" for launch in launches]
         rows = {**groups, "memory": memory} if len(set(memory)) > 1 else groups
         boxes = [_box(plan, launch) for launch in launches]
-        takes = f": {duration_text(arm.time_s)}, {energy_text(arm.energy_j)}" if arm.cost else ""
+        cost = arm.cost
+        takes = f": {duration_text(cost.time_s)}, {energy_text(cost.energy_j)}" if cost else ""
         track = packer.track(boxes, leaf="kernel", groups=rows)
         bands.append({"title": f"{name}{takes}", "tracks": [track]})
     return bands

@@ -19,7 +19,7 @@ from small_training import UNCOMPILED, Model, files_of, plan, train
 from underclock.errors import DataError, UsageError
 from underclock.hw.nvml_calls import READ_ONLY
 from underclock.ledger import LEDGER, read_runs
-from underclock.records import GpuInfo, Plan, Strategy
+from underclock.records import Clocks, GpuInfo, Plan, Strategy
 from underclock.records.runs import AskLine, StepLine
 from underclock.runtime.controller.log import read_log
 from underclock.runtime.controller.run_files import Run, tidy
@@ -238,7 +238,8 @@ def _unscheduled() -> Plan:
     return _changed(
         schedule=None,
         chosen=Strategy.AUTO,
-        kernels=made.kernels | {name: msgspec.structs.replace(choice, core_mhz=1005)},
+        kernels=made.kernels
+        | {name: msgspec.structs.replace(choice, clocks=Clocks(core_mhz=1005))},
     )
 
 

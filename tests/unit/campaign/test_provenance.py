@@ -14,6 +14,7 @@ from underclock.campaign.grid import Campaign, Grid
 from underclock.core.planning.best_choice import Goal
 from underclock.errors import DataError, UsageError
 from underclock.records import (
+    Clocks,
     MeasurementSettings,
     Plan,
     Provenance,
@@ -149,7 +150,7 @@ class TestElsewhere:
         self, made: Plan, tmp_path: Path, core_mhz: int
     ) -> None:
         name = made.step.kernels[0].name
-        choice = msgspec.structs.replace(made.kernels[name], core_mhz=core_mhz)
+        choice = msgspec.structs.replace(made.kernels[name], clocks=Clocks(core_mhz=core_mhz))
         odd = msgspec.structs.replace(made, kernels={**made.kernels, name: choice})
         write_document(tmp_path / "plan.json", odd)
 

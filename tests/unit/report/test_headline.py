@@ -107,7 +107,7 @@ def test_what_may_save_nothing_is_no_answer_yet_and_is_not_to_be_held() -> None:
 def nothing_plan(**changes: object) -> Plan:
     """Return a plan that sets nothing, and in which nothing changes anything."""
     same = msgspec.structs.replace(choices(2)["kernel0"], energy_change=0.0, time_change=0.0)
-    arms = tuple(Arm.of(arm.name, cost(0.0, 0.0), arm.status, arm.gap) for arm in ARMS)
+    arms = tuple(Arm(arm.name, cost(0.0, 0.0), arm.status, arm.gap) for arm in ARMS)
     line = (cost(0.0, 0.0), cost(0.01, -0.1), cost(0.4, -0.27))
     usual: dict[str, object] = {"kernels": {"a": same}, "arms": arms, "frontier": line}
     return with_plan(fixed=AUTO, **usual | changes)
@@ -127,11 +127,11 @@ def test_nothing_is_never_a_page_of_zeros() -> None:
         assert "clocks chosen" not in said
 
 
-ZERO_ACHIEVABLE = (Arm.of(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL, 0.0),)
+ZERO_ACHIEVABLE = (Arm(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL, 0.0),)
 
 
 def test_a_fixed_clock_that_saves_as_much_is_recommended() -> None:
-    fixed = Arm.of(Strategy.BEST_FIXED, cost(-0.001, -0.0505), Status.OPTIMAL, 0.0)
+    fixed = Arm(Strategy.BEST_FIXED, cost(-0.001, -0.0505), Status.OPTIMAL, 0.0)
     plan = measured(arms=(ARMS[0], fixed, *LATENCY_PLAN.arms[2:]))
     sentence = "-5.05 % energy at -0.10 % time, as good as -5.12 % within 0.1 points: use that"
 
@@ -168,9 +168,9 @@ def test_a_page_shows_the_clocks_over_a_step_and_which_kernels_run_at_them() -> 
         for (name, change), each in zip(held, choices(3).values(), strict=True)
     }
     segments = (
-        Segment(launches=4, core_mhz=1680, mem_mhz=None),
-        Segment(launches=4, core_mhz=900, mem_mhz=None),
-        Segment(launches=2, core_mhz=None, mem_mhz=None),
+        Segment(launches=4, clocks=Clocks(core_mhz=1680)),
+        Segment(launches=4, clocks=Clocks(core_mhz=900)),
+        Segment(launches=2, clocks=AUTO),
     )
     assert LATENCY_PLAN.schedule is not None
     schedule = msgspec.structs.replace(
@@ -226,8 +226,8 @@ def test_an_energy_keeps_three_digits(energy_j: float) -> None:
 def auto_plan(**changes: Any) -> Plan:
     """Return a plan that sets nothing, with a frontier that time buys energy on."""
     same = choice(None, 0.0)
-    auto = Arm.of(Strategy.AUTO, cost(0.0, 0.0), Status.BASELINE)
-    fixed = Arm.of(Strategy.BEST_FIXED, cost(0.0, 0.0), Status.OPTIMAL)
+    auto = Arm(Strategy.AUTO, cost(0.0, 0.0), Status.BASELINE)
+    fixed = Arm(Strategy.BEST_FIXED, cost(0.0, 0.0), Status.OPTIMAL)
     plan = with_plan(
         gpu=GpuInfo(name="GPU"),
         bound=None,
@@ -244,8 +244,7 @@ def auto_plan(**changes: Any) -> Plan:
 
 def choice(core_mhz: int | None, energy_change: float) -> Choice:
     return Choice(
-        core_mhz=core_mhz,
-        mem_mhz=None,
+        clocks=Clocks(core_mhz=core_mhz),
         time_change=0.0,
         energy_change=energy_change,
         auto_time_s=0.5,
@@ -293,7 +292,7 @@ def planned(arm: Arm, **changes: object) -> Plan:
         chosen=Strategy.ACHIEVABLE,
         arms=(
             *auto_plan().arms,
-            Arm.of(Strategy.KERNEL_GLOBAL, cost(0, -0.2), Status.OPTIMAL),
+            Arm(Strategy.KERNEL_GLOBAL, cost(0, -0.2), Status.OPTIMAL),
             arm,
         ),
         **changes,
@@ -301,7 +300,7 @@ def planned(arm: Arm, **changes: object) -> Plan:
 
 
 def achievable(low: float | None, high: float = 0.0, *, energy_change: float = -0.05) -> Arm:
-    arm = Arm.of(Strategy.ACHIEVABLE, cost(0.001, energy_change), Status.OPTIMAL)
+    arm = Arm(Strategy.ACHIEVABLE, cost(0.001, energy_change), Status.OPTIMAL)
     if low is None:
         return arm
     return msgspec.structs.replace(arm, energy_interval=(low, high), time_interval=(-0.01, 0.01))
@@ -318,7 +317,7 @@ def achievable(low: float | None, high: float = 0.0, *, energy_change: float = -
             achievable(None),
             "promises -5.00 % energy, each setting's own samples taken for the truth",
         ),
-        (Arm.of(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL), None),
+        (Arm(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL), None),
     ],
 )
 def test_the_promise_is_that_of_the_arm_that_counts(arm: Arm, text: str | None) -> None:
@@ -359,10 +358,10 @@ def test_a_plan_that_may_save_nothing_carries_a_doubt(arm: Arm, *, doubtful: boo
 def test_the_best_fixed_clock_is_enough_where_it_saves_as_much_at_no_more_time(
     fixed: Cost | None, best: Cost, *, enough: bool
 ) -> None:
-    plan = planned(Arm.of(Strategy.ACHIEVABLE, best, Status.OPTIMAL), max_slowdown=0.01)
+    plan = planned(Arm(Strategy.ACHIEVABLE, best, Status.OPTIMAL), max_slowdown=0.01)
     arms = (
         plan.arms[0],
-        Arm.of(Strategy.BEST_FIXED, fixed, Status.OPTIMAL),
+        Arm(Strategy.BEST_FIXED, fixed, Status.OPTIMAL),
         *plan.arms[2:],
     )
     plan = msgspec.structs.replace(plan, arms=arms, fixed=Clocks(core_mhz=1680))

@@ -148,7 +148,7 @@ def test_what_is_unknown_is_called_unknown() -> None:
     ],
 )
 def test_the_page_says_what_is_proven(status: Status, sentence: str) -> None:
-    chosen = Arm.of(Strategy.KERNEL_GLOBAL, cost(0.0, -0.15), status, 5e-5)
+    chosen = Arm(Strategy.KERNEL_GLOBAL, cost(0.0, -0.15), status, 5e-5)
 
     assert sentence in Seen(page(with_plan(arms=(*ARMS[:4], chosen)), None)).text
 
@@ -198,7 +198,7 @@ def test_the_page_shows_both_timelines_of_a_pipeline_and_all_ranks() -> None:
         sum(track["gaps"]) + sum(track["states"][1][at] for at in accumulate(track["order"]))
         for track in data["bands"][1]["tracks"]
     ]
-    assert max(ends) == pytest.approx(plan.arm("auto").time_s, rel=1e-3)
+    assert max(ends) == pytest.approx(plan.auto.time_s, rel=1e-3)
     assert "Shown are 3 of 6 ranks." in page
     assert len(data["lines"][0][1]) == len(plan.frontier)
     assert len(page.encode()) < 500_000
@@ -215,7 +215,7 @@ def test_the_trace_has_every_instruction_twice_and_says_what_numbers_are() -> No
     names = [each["args"]["name"] for each in events if each["ph"] == "M"]
     assert all("replayed" in name for name in names)
     last_us = max(each["ts"] + each["dur"] for each in runs if each["pid"] < 3)
-    assert last_us == 1e6 * (plan.arm("auto").time_s or 0.0)
+    assert last_us == 1e6 * (plan.auto.time_s)
 
 
 def test_a_job_s_plan_has_no_validation() -> None:

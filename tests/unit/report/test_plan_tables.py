@@ -50,7 +50,7 @@ def test_every_terminal_table_says_how_its_numbers_are_known(evidence: Evidence)
 
 
 def test_an_infeasible_arm_shows_dashes_and_no_numbers() -> None:
-    arms = (ARMS[0], Arm.of(Strategy.BEST_FIXED, None, Status.INFEASIBLE), *ARMS[2:])
+    arms = (ARMS[0], Arm(Strategy.BEST_FIXED, None, Status.INFEASIBLE), *ARMS[2:])
     plan = with_plan(arms=arms, fixed=None)
 
     (line,) = (t for t in printed(arms_table(plan)).splitlines() if "best fixed" in t)

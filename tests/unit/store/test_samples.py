@@ -23,7 +23,7 @@ from underclock.store.database import checksum
 whole = st.integers(0, 2**31)
 amounts = st.floats(1e-9, 1e9)
 powers_w = st.floats(0.2, 300.0)
-mhz = st.none() | st.integers(1, 20_000)
+mhz = st.none() | st.integers(10, 20_000)
 clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 samples = st.builds(
     Window,

@@ -371,7 +371,7 @@ def test_what_was_read_is_there(tmp_path: Path) -> None:
     ("old", "new", "sentence"),
     [
         ("1980", "fast", "line 2: observed_core_mhz is 'fast', not a number"),
-        ("1980", "-1980", "line 2: core_mhz must be positive"),
+        ("1980", "-1980", "line 2: core_mhz must be from 10 to 20000 MHz"),
         ("51.5", "nan", "line 2: temperature_c is 'nan'"),
     ],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from arms import arm_cost
 from check import command
 from compare import POLICIES, Rival
 from compare import command as compare_command
@@ -58,7 +59,7 @@ SWEEP = Path(__file__).parents[3] / "docs" / "examples" / "sweep.csv"
 
 def energy_j(rival: Rival, *, achievable: bool = False) -> float:
     choice = rival.achievable if achievable else rival.free
-    return (choice and choice.arm.energy_j) or math.inf
+    return (choice and arm_cost(choice.arm).energy_j) or math.inf
 
 
 def test_as_json_each_has_its_clocks_and_whether_it_keeps_the_budget() -> None:

@@ -123,7 +123,7 @@ class Scatter:
     def arm(self, name: Strategy, choice: RowChoice, status: Status, gap: float | None) -> Arm:
         """Return an arm with what it promises, and the intervals of draws."""
         cost = self.cost(choice)
-        arm = Arm.of(name, cost, status, gap)
+        arm = Arm(name, cost, status, gap)
         if self.certain or status is Status.BASELINE:
             return arm
         means = cost.time_change, cost.energy_change

@@ -167,7 +167,7 @@ class _Planner:
         for name in (*_SHARED, *self.free):
             best = found.get(name)
             if best is None:
-                arms.append(Arm.of(name, None, Status.INFEASIBLE))
+                arms.append(Arm(name, None, Status.INFEASIBLE))
                 continue
             gap = self.gap(best)
             status = Status.OPTIMAL if gap is not None and gap <= _PROVEN else Status.BOUNDED

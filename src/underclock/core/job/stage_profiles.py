@@ -246,8 +246,7 @@ class _Stage:
         return tuple(
             Segment(
                 launches=len(list(run)),
-                core_mhz=self.table.settings[s].core_mhz,
-                mem_mhz=self.table.settings[s].mem_mhz,
+                clocks=self.table.settings[s],
             )
             for s, run in itertools.groupby(inside.tolist())
         )

@@ -183,8 +183,7 @@ def choices(table: CostTable, setting: Ints, order: Ints | None = None) -> dict[
         auto_s = float(table.time_s[k, table.baseline])
         auto_j = float(table.energy_j[k, table.baseline])
         by_kernel[kernel.name] = Choice(
-            core_mhz=clocks.core_mhz,
-            mem_mhz=clocks.mem_mhz,
+            clocks=clocks,
             # The clocks of an overlapped kernel are its neighbour's, and its cost is constant.
             time_change=0.0 if kernel.overlapped else math.fsum(times_s[k]) / auto_s - 1.0,
             energy_change=0.0 if kernel.overlapped else math.fsum(energies_j[k]) / auto_j - 1.0,

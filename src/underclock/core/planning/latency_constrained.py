@@ -109,7 +109,7 @@ def achieved(
     if choice is not None and (step.budget < 0.0 or step.believed(choice).cost.energy_change < 0.0):
         return *step.arm(choice), step.believed(choice).aim
     if step.budget < 0.0:
-        arm = Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE)
+        arm = Arm(Strategy.ACHIEVABLE, None, Status.INFEASIBLE)
         return arm, infeasible(), step.budget
     schedule = Solution(
         status=Status.BOUNDED,
@@ -243,7 +243,7 @@ class _Step:
 
 
 def _arm(schedule: Solution, cost: Cost | None, change: PredictedChange | None) -> Arm:
-    arm = Arm.of(Strategy.ACHIEVABLE, cost, schedule.status, schedule.gap)
+    arm = Arm(Strategy.ACHIEVABLE, cost, schedule.status, schedule.gap)
     if change is None or cost is None:
         return arm
     # Stalls and jitter are in the cost, not in what the fit says of kernels.
@@ -319,8 +319,7 @@ def as_schedule(
         segments.append(
             Segment(
                 launches=launches,
-                core_mhz=clocks.core_mhz,
-                mem_mhz=clocks.mem_mhz,
+                clocks=clocks,
                 aim_s=aims_s.get(begins, 0.0),
                 pays_j=saved_j if math.isfinite(saved_j) else None,
             )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from underclock.records import Clocks, Pass
-from underclock.records.common import Record, check_budget, check_not_negative, check_positive
+from underclock.records.common import Record, check_not_negative, check_positive
 from underclock.records.serving import ServingBucket, ServingCost
 from underclock.units import format_duration, format_percent
 
@@ -53,7 +53,8 @@ class ServingBudget(Record, frozen=True, kw_only=True):
     tail: float | None = None
 
     def __post_init__(self) -> None:
-        check_budget(self.max_slowdown)
+        if self.max_slowdown is not None and not -1 < self.max_slowdown < 1:
+            raise ValueError(f"max_slowdown must be above -1 and below 1, got {self.max_slowdown}")
         check_positive(self, "tpot_s", "ttft_s")
         check_not_negative(self, "tail")
 

@@ -126,7 +126,7 @@ def solve_strategies(
         Strategy.KERNEL_GLOBAL: (Granularity.KERNEL, Aggregate.GLOBAL),
     }
     auto = np.full(len(table.kernels), table.baseline)
-    arms = [Arm.of(Strategy.AUTO, choice_cost(table, auto), Status.BASELINE)]
+    arms = [Arm(Strategy.AUTO, choice_cost(table, auto), Status.BASELINE)]
     settings = {Strategy.AUTO: auto}
     for strategy, (granularity, aggregate) in freedom.items():
         task = Task(
@@ -151,11 +151,11 @@ def solve_strategies(
             stricter = [np.where(table.left, table.baseline, each) for each in stricter]
         found = _at_least(table, goal, risk, found, stricter)
         if found is None:
-            arms.append(Arm.of(strategy, None, Status.INFEASIBLE))
+            arms.append(Arm(strategy, None, Status.INFEASIBLE))
             continue
         setting, proof = found.setting, found.proof
         settings[strategy] = setting
-        arm = Arm.of(strategy, choice_cost(table, setting), proof.status, proof.gap)
+        arm = Arm(strategy, choice_cost(table, setting), proof.status, proof.gap)
         arms.append(arm if risk is None else with_intervals(arm, risk.predicted_change(setting)))
     return SolvedStrategies(arms=tuple(arms), settings=settings)
 

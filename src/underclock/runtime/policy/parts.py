@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from underclock.errors import UsageError
-from underclock.records import Clocks, ClockSchedule, Segment
+from underclock.records import AUTO, Clocks, ClockSchedule, Segment
 from underclock.records.common import Record
 from underclock.records.job import COMPUTES, TALKS, InstructionKind, JobPlan, Rank, RankClocks
 from underclock.records.latencies import LatencyTable
@@ -105,7 +105,7 @@ def parts_of(plan: JobPlan) -> tuple[RankPart, ...]:
 def observed_part() -> RankPart:
     """Return the part of a GPU without a plan: steps are seen, and no clock is asked for."""
     schedule = ClockSchedule(
-        segments=(Segment(launches=2, core_mhz=None, mem_mhz=None),),
+        segments=(Segment(launches=2, clocks=AUTO),),
         switches=0,
         latency="0s",
         latencies=LatencyTable.constant(_LEAST_S),
@@ -213,8 +213,7 @@ class _Laid:
         segments = [
             Segment(
                 launches=end - first,
-                core_mhz=clocks[first].core_mhz,
-                mem_mhz=clocks[first].mem_mhz,
+                clocks=clocks[first],
                 aim_s=aims_s[first],
             )
             for first, end in pairwise([*begins, self._launches])

@@ -56,7 +56,7 @@ def scheduled(plan: Plan) -> ClockSchedule:
             hint="plan with the GPU's latency (--latency latency.json), or hold its best fixed "
             "clock: underclock apply plan.json",
         )
-    one = Segment(launches=len(plan.step.order), core_mhz=pair.core_mhz, mem_mhz=pair.mem_mhz)
+    one = Segment(launches=len(plan.step.order), clocks=pair)
     each = [plan.kernels[kernel.name].launch(kernel.count) for kernel in plan.step.kernels]
     return ClockSchedule(
         segments=(one,),

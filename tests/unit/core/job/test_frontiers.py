@@ -221,7 +221,7 @@ def timed(time_s: float) -> Profile:
 
 def costed(time_s: float) -> Profile:
     """Return a profile with a slower clock, and with clocks that change inside."""
-    inside = tuple(Segment(launches=1, core_mhz=core, mem_mhz=None) for core in (900, 1200))
+    inside = tuple(Segment(launches=1, clocks=Clocks(core_mhz=core)) for core in (900, 1200))
     slow = ProfileRow(
         core_mhz=900,
         time_s=1.5 * time_s,

@@ -13,7 +13,7 @@ from underclock.core.job.monte_carlo import Scatter
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.tables import RowChoice, auto_clocks, table_of
 from underclock.errors import DataError, UsageError
-from underclock.records import TOLERANCE, Segment, Strategy
+from underclock.records import TOLERANCE, Clocks, Segment, Strategy
 from underclock.records.choices import Cost, Status
 from underclock.records.job import (
     Held,
@@ -167,7 +167,7 @@ def test_more_time_and_less_latency_are_never_worse() -> None:
 
 def test_clocks_inside_instructions_are_an_arm_of_their_own() -> None:
     job = uneven()
-    inside = tuple(Segment(launches=1, core_mhz=mhz, mem_mhz=None) for mhz in (1400, 1000))
+    inside = tuple(Segment(launches=1, clocks=Clocks(core_mhz=mhz)) for mhz in (1400, 1000))
     made = {
         name: msgspec.structs.replace(
             each,

@@ -72,8 +72,7 @@ def samples(*mixed: Window, alone: tuple[Window, ...] = ()) -> SampleSet:
 
 def choice(clocks: Clocks) -> Choice:
     return Choice(
-        core_mhz=clocks.core_mhz,
-        mem_mhz=clocks.mem_mhz,
+        clocks=Clocks(core_mhz=clocks.core_mhz, mem_mhz=clocks.mem_mhz),
         time_change=0.1,
         energy_change=-0.2,
         auto_time_s=5.0,

@@ -94,7 +94,7 @@ def _promising(
 ) -> Plan:
     cost = Cost(time_s=0.101, energy_j=27.0, time_change=0.01, energy_change=-0.1)
     arm = msgspec.structs.replace(
-        Arm.of(Strategy.ACHIEVABLE, cost, Status.OPTIMAL), energy_interval=interval
+        Arm(Strategy.ACHIEVABLE, cost, Status.OPTIMAL), energy_interval=interval
     )
     made = plan()
     return msgspec.structs.replace(made, arms=(made.arms[0], arm), evidence=evidence)

@@ -473,8 +473,8 @@ TABLE = LatencyTable.constant(6e-3)
 def test_a_plans_schedule_becomes_changes_round_and_round() -> None:
     schedule = ClockSchedule(
         segments=(
-            Segment(launches=2, core_mhz=900, mem_mhz=None, aim_s=-1e-3),
-            Segment(launches=1, core_mhz=1500, mem_mhz=None, aim_s=2e-3),
+            Segment(launches=2, clocks=Clocks(core_mhz=900), aim_s=-1e-3),
+            Segment(launches=1, clocks=Clocks(core_mhz=1500), aim_s=2e-3),
         ),
         switches=2,
         latency="6ms",

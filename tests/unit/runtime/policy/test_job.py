@@ -225,7 +225,7 @@ def test_clocks_inside_instructions_are_refused() -> None:
     name = "stage 0 forward"
     profile = plan.job.profiles[name]
     rows = list(profile.rows)
-    inside = (Segment(launches=1, core_mhz=1500, mem_mhz=None),)
+    inside = (Segment(launches=1, clocks=Clocks(core_mhz=1500)),)
     rows[1] = msgspec.structs.replace(rows[1], inside=inside, core_mhz=None)
     profiles = {**plan.job.profiles, name: msgspec.structs.replace(profile, rows=tuple(rows))}
     job_ = msgspec.structs.replace(plan.job, profiles=profiles)

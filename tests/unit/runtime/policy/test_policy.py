@@ -161,8 +161,8 @@ def _planned(auto_s: float) -> Plan:
     """Return a plan whose step takes as long at auto."""
     cost = Cost(time_s=auto_s, energy_j=1.0, time_change=0.0, energy_change=0.0)
     arms = (
-        Arm.of(Strategy.AUTO, cost, Status.BASELINE),
-        Arm.of(Strategy.ACHIEVABLE, cost, Status.OPTIMAL),
+        Arm(Strategy.AUTO, cost, Status.BASELINE),
+        Arm(Strategy.ACHIEVABLE, cost, Status.OPTIMAL),
     )
     return msgspec.structs.replace(PLAN, arms=arms)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recorded import read
 from small_training import launches, plan
 from underclock.errors import UsageError
-from underclock.records import Pass, Strategy
+from underclock.records import Clocks, Pass, Strategy
 from underclock.records.work import MODULE_MARK, module_calls_text
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
 from underclock.runtime.trainer.sites import (
@@ -59,7 +59,7 @@ def test_a_plan_without_a_schedule_holds_one_pair_or_says_that_it_cannot() -> No
     assert len(scheduled(one).launch_s) == len(one.step.order)
 
     first, *_ = one.kernels
-    other = msgspec.structs.replace(one.kernels[first], core_mhz=1005)
+    other = msgspec.structs.replace(one.kernels[first], clocks=Clocks(core_mhz=1005))
     with pytest.raises(UsageError, match="nothing says when clocks change"):
         marked(msgspec.structs.replace(one, kernels=one.kernels | {first: other}))
 
