@@ -106,7 +106,7 @@ def plan_of(job: Job) -> JobPlan:
 )
 def test_what_does_not_fit_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(Exception, match=message):
-        make()
+        read_again(make())
 
 
 def test_an_instruction_that_a_rank_runs_twice_is_refused() -> None:
