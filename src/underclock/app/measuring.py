@@ -184,13 +184,12 @@ def file_of(path: Path, gpu: str) -> Path:
 def _step_near(plan: Plan | None) -> Step | None:
     if plan is None:
         return None
-    step = plan.step
-    if step is None or all(arm.name is not Strategy.KERNEL_GLOBAL for arm in plan.arms):
+    if not plan.step.order or all(arm.name is not Strategy.KERNEL_GLOBAL for arm in plan.arms):
         raise DataError(
             f"the plan of {plan.workload} has no clocks of kernels that can be measured alone",
             hint="measure the step on this GPU without --near",
         )
-    return step
+    return plan.step
 
 
 def follows(step: Step | None, gpu: str) -> bool:
