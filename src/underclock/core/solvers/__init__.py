@@ -9,7 +9,6 @@ from underclock.core.solvers.problems import (
     Problem,
     SequenceProblem,
     Solution,
-    Solver,
     cost_of,
     infeasible,
     solution_of,

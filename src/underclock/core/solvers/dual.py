@@ -15,7 +15,6 @@ Shape letters: m items, S settings, P planes.
 import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linprog
@@ -198,28 +197,20 @@ class DualSearch:
         return np.array([(p.energy, p.excess_s, p.excess_switches) for p in self.paths])
 
 
-class WarmStart(NamedTuple):
-    """Where a search begins; however poor, it costs time and never truth.
-
-    Attributes:
-        multiplier: Of time; ``None`` if nothing is known of it.
-        settings: The problem's numbers of the settings that matter.
-    """
-
-    multiplier: float | None
-    settings: Ints
-
-
 def search_multipliers(
     problem: SequenceProblem,
     ring: Ring,
-    start: WarmStart,
+    start: tuple[float | None, Ints],
     *,
     tolerance: float,
     max_paths: int = 60,
     restarts: int = 6,
 ) -> tuple[DualSearch, float, Ints] | None:
     """Find the best multipliers, within ``tolerance`` of the bound as a fraction.
+
+    Args:
+        start: A multiplier of time, ``None`` if nothing is known of it, and the problem's numbers
+            of the settings that matter. However poor, it costs time and never truth.
 
     Returns:
         The search, on a ring that may have fewer settings, its bound on the whole ring, and a path
@@ -262,14 +253,14 @@ def most_time(problem: SequenceProblem, ring: Ring) -> float:
 
 def warm_start(
     problem: SequenceProblem, ring: Ring, start: Items[Ints] = (), *, max_paths: int = 60
-) -> WarmStart:
-    """Take the settings of given schedules and the fastest, or search a sample of a long ring."""
+) -> tuple[float | None, Ints]:
+    """Start with given schedules and the fastest, or with what a sample of a long ring leads to."""
     n = len(problem.order)
     if start:
         settings = np.concatenate([*start, problem.time_s.argmin(axis=1)])
-        return WarmStart(multiplier=None, settings=np.intersect1d(ring.settings, settings))
+        return None, np.intersect1d(ring.settings, settings)
     if n < 2 * _SAMPLE:
-        return WarmStart(multiplier=None, settings=ring.settings)
+        return None, ring.settings
     length = max(_SAMPLE, n // _PART) // _WINDOWS
     begin = np.linspace(0, n, _WINDOWS, endpoint=False).astype(np.int64)
     at = (begin[:, None] + np.arange(length)).ravel()
@@ -289,6 +280,6 @@ def warm_start(
     latest = most_time(sample, sampled)
     search = DualSearch(ring=sampled, latest=latest, most=None, tolerance=1e-5, max_paths=max_paths)
     if not search.run():
-        return WarmStart(multiplier=None, settings=ring.settings)
+        return None, ring.settings
     late = np.concatenate([path.choice for path in search.paths[:1] + search.paths[-_LATE:]])
-    return WarmStart(multiplier=search.time, settings=np.unique(sampled.settings[late]))
+    return search.time, np.unique(sampled.settings[late])

@@ -9,9 +9,7 @@ Shape letters: G groups, K kernels, n launches (invocations), S settings.
 """
 
 import math
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -138,17 +136,6 @@ class Solution:
         if self.status is Status.INFEASIBLE:
             return None
         return max(0.0, float(1.0 - self.bound_j / self.energy_j)) if self.energy_j > 0 else 0.0
-
-
-AnyProblem_contra = TypeVar("AnyProblem_contra", Problem, SequenceProblem, contravariant=True)
-
-
-class Solver(Protocol[AnyProblem_contra]):
-    """Anything with a ``solve``; failure is a status, never an exception."""
-
-    def solve(self, problem: AnyProblem_contra, start: Items[Ints] = ()) -> Solution:
-        """Return the best choice met, no worse than any of ``start`` that keeps the rules."""
-        ...
 
 
 def infeasible(bound_j: float = math.inf) -> Solution:

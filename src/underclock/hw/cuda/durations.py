@@ -168,14 +168,6 @@ class EagerRound:
     coload: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagerDurations:
-    """What rounds took."""
-
-    mean_s: dict[int, float]  # mean duration of a launch of each place
-    waited: float  # part of the steps' time in which the GPU had nothing to do
-
-
 @dataclass(slots=True)
 class _Sums:
     took_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -190,8 +182,13 @@ class _Sums:
 
 def eager_durations(
     seen: Iterable[Sequence[TracedActivity]], round_: EagerRound
-) -> EagerDurations | None:
-    """Return what launches took in the rounds that were seen whole; ``None`` without any."""
+) -> tuple[dict[int, float], float] | None:
+    """Return what launches took in the rounds that were seen whole; ``None`` without any.
+
+    Returns:
+        The mean duration of a launch of each place in s, and the part of the steps' time in which
+        the GPU had nothing to do.
+    """
 
     @cache
     def aligned(keys: tuple[_Key, ...]) -> _Pairs | None:
@@ -210,10 +207,8 @@ def eager_durations(
         inside, begun_s = [], call[-1].start_s + call[-1].duration_s
     if not sums.times or min(sums.took_s.values()) <= 0:
         return None
-    return EagerDurations(
-        mean_s={place: took_s / sums.times[place] for place, took_s in sums.took_s.items()},
-        waited=sums.idle_s / sums.step_s if sums.step_s else 0.0,
-    )
+    mean_s = {place: took_s / sums.times[place] for place, took_s in sums.took_s.items()}
+    return mean_s, sums.idle_s / sums.step_s if sums.step_s else 0.0
 
 
 def _add(

@@ -103,13 +103,14 @@ class EagerLauncher(StepLauncher):
             found = eager_durations(seen, launched)
             if found is None:
                 return None
-            if found.waited >= _WAITS:
+            mean_s, waited = found
+            if waited >= _WAITS:
                 self._notes.setdefault(
                     "waits",
-                    f"the GPU waits for the host in {found.waited:.0%} of the step: a clock that "
+                    f"the GPU waits for the host in {waited:.0%} of the step: a clock that "
                     "is a little lower may then cost no time, and what waits draws power too",
                 )
-            return found.mean_s
+            return mean_s
 
         return means
 

@@ -175,8 +175,8 @@ def test_a_few_launches_may_differ(
     found = eager_durations([mark(0.0), *calls(*done), mark(13.0)], round_)
 
     assert found is not None
-    assert sum(found.mean_s.values()) == pytest.approx(10.0)
-    assert {place: found.mean_s[place] for place in expected} == pytest.approx(expected)
+    assert sum(found[0].values()) == pytest.approx(10.0)
+    assert {place: found[0][place] for place in expected} == pytest.approx(expected)
 
 
 _GRAPH = GraphLaunch(
