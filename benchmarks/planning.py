@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from judges.milp import KnapsackMilp
-from underclock.core.solvers import Problem, Solution, Solver
+from underclock.core.solvers import Problem, Solution
 from underclock.core.solvers.knapsack import Exact
 from underclock.records import Status
 
@@ -84,7 +84,7 @@ class Run:
     solution: Solution
 
 
-def timed(solver: Solver[Problem], problem: Problem, repeats: int = 1) -> Run:
+def timed(solver: Exact | KnapsackMilp, problem: Problem, repeats: int = 1) -> Run:
     """Solve, and take the median time of so many solves."""
     times_s = []
     for _ in range(repeats):

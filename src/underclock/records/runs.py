@@ -3,7 +3,7 @@
 from underclock.records.common import Evidence, Record
 
 LEARNED, TRIED = "learned", "tried"
-"""Arms of a run that learns its clocks: steps at those that it came to, and at others before."""
+"""Arms of a run that learns its clocks: steps at those that it came to, and at earlier ones."""
 
 
 class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):

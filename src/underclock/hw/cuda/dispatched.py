@@ -15,7 +15,7 @@ _NO_WORK = {  # besides views: what allocates only, and what a host does
     *("is_same_size", "wait_tensor", "_wrap_tensor_autograd"),
 }
 _COLLECTIVES = {"_c10d_functional", "c10d"}
-_AS_NCCL = {  # of a functional collective, what PyTorch tells the profiler where NCCL runs it
+_AS_NCCL = {  # of a functional collective, what PyTorch names it in a profile where NCCL runs it
     "all_reduce": "allreduce",
     "all_gather_into_tensor": "_allgather_base",
     "reduce_scatter_tensor": "_reduce_scatter_base",

@@ -101,8 +101,8 @@ def _lasted_s(activity: TracedActivity, next_s: float) -> float:
 def _alike(every: Sequence[Sequence[TracedActivity]], runs: Runs) -> list[set[tuple[int, int]]]:
     """Return for each launch which graphs it may have been of: of which run, and which in that.
 
-    Where a profiler writes functions in another way than the driver, launches of a graph are told
-    by their number alone.
+    Where a profiler writes functions in another way than the driver, launches of a graph are
+    recognised by their number alone.
     """
     ran = [(key, [Counter(map(key, launch)) for launch in every]) for key in _KEYS]
     known: list[set[tuple[int, int]]] = [set() for _ in every]

@@ -39,7 +39,7 @@ class EagerLauncher(StepLauncher):
         self._check(kernels[: round_.kernels], round_.mix)
         self.pace.begin(tuple(kernel.name for kernel in kernels), mix)
         torch, steps = self._torch, round_.mix.launches if round_.kernels else 0
-        coload = self._coload.beside(round_)
+        coload = self._coload.coload_nodes(round_)
         turns = [turn.place for turn in round_.coload(0) for _ in range(turn.times)]
         after = [(place, node) for place in turns for node in coload[place]]
         self.snapshot.restore()

@@ -233,7 +233,7 @@ class CudaLoop:
 def watched(torch: Any, clock: Clock, for_s: float, settle_s: float) -> list[list[TracedActivity]]:
     """Return what the GPU did for each launch of a graph while one looks on, in order.
 
-    Of launches that began while a profiler that had just started settled, nothing is told.
+    Launches that began while a profiler that had just started settled are left out.
     """
     profiler = torch.profiler
     with (

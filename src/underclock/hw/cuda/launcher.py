@@ -104,7 +104,7 @@ class CudaLauncher(StepLauncher):
                     f"the traced step has no kernel {kernel.name!r}", hint="trace it again"
                 )
         indices = [known[kernel.name] for kernel in wanted]
-        coload = self._coload.beside(round_)
+        coload = self._coload.coload_nodes(round_)
         whole = len(indices) > 1 and len(indices) == len(self.traced.step.order)
         running = self._whole(round_, coload) if whole else self._some(indices, round_, coload)
         launched = "the step" if whole else " and ".join(kernel.name for kernel in kernels)

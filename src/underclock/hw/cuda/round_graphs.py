@@ -306,7 +306,7 @@ class CudaCoLoad:
         self._hot: list[GraphNode] = []
         self._idling: dict[int, list[GraphNode]] = {}
 
-    def beside(self, round_: Round) -> Places:
+    def coload_nodes(self, round_: Round) -> Places:
         """Return what runs with the kernels of a round: the nodes of a launch of each place."""
         mix = round_.mix
         places: Places = {}

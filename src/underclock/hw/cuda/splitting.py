@@ -277,7 +277,7 @@ def _timing(
 ) -> Callable[..., Any]:
     """Wrap the recording of events: where one takes the time it is recorded between parts.
 
-    One that was recorded in a capture tells no time. Those that only order streams stay in it.
+    One that was recorded in a capture has no time. Those that only order streams stay in it.
     """
 
     def takes_time(event: Any) -> bool:

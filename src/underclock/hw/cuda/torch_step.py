@@ -186,7 +186,7 @@ def recorded(host_only: Any = None) -> Iterator[Mapping[str, Any]]:
         activities=activities,
         record_shapes=True,
         acc_events=True,
-        # What waits for which stream; asked for only where collectives run beside the rest.
+        # What waits for which stream; asked for only where collectives overlap the rest.
         experimental_config=(
             torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)  # noqa: SLF001
             if is_distributed(torch)
@@ -294,7 +294,7 @@ def named_modules(torch: Any) -> Iterator[None]:
 def named_microbatches(torch: Any) -> Iterator[None]:
     """Annotate what stages of PyTorch's pipelines do, as `core.tracing.rank_trace` reads it.
 
-    Some of its schedules say nothing themselves (1F1B), others no stage (GPipe).
+    Some of its schedules say nothing themselves (1F1B), some no stage (GPipe).
     """
     pipelining = sys.modules.get("torch.distributed.pipelining")
     if pipelining is None:

@@ -142,7 +142,7 @@ def run(
 
     Raises:
         UsageError: A plan without a schedule, a job of more ranks than GPUs, no such command, or a
-            GPU that somebody else sets.
+            GPU that another user sets.
         DataError: The plan is of another GPU, board, driver or limit.
         DeviceError: The GPU does not answer, or clocks may not be set.
     """

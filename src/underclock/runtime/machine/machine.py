@@ -1,7 +1,7 @@
 """What to ask of the clocks next, from marks that a step passes: pure, without a clock of its own.
 
-Whoever drives it looks at the page and says what it `saw`, sleeps until `next_s`, calls the setter
-with what it is told to `ask`, and says when it `asked`. Calls block, one after another, and never
+Its driver looks at the page and says what it `saw`, sleeps until `next_s`, calls the setter with
+what `ask` returns, and says when it `asked`. Calls block, one after another, and never
 the GPU. A change is asked for as long ahead of its launch as call and delay take. Where the time
 for that lies beyond the next mark, it waits for the mark, which knows better. What is overdue gives
 way to what is newer.
@@ -65,7 +65,7 @@ class Machine:
         self._sensible = 0
         self._under: Clocks | None = None  # what is held, as far as what lasts how long goes
         self._even = True  # whether that was so in all of this step
-        self._stands_s = math.inf  # since when the step stands still, until that was told
+        self._stands_s = math.inf  # since when the step stands still, until that was reported
         self._step = PassedStep(state=self.state)
 
     def follow(self, timetable: Timetable) -> None:
@@ -97,7 +97,7 @@ class Machine:
         """Take note of the page.
 
         Args:
-            steps: Number of its step; ``None`` where nobody counts.
+            steps: Number of its step; ``None`` where steps are not counted.
         """
         position = self.position
         # Now and then a step stands still, and a median does not mind; one that always does is so.
@@ -154,12 +154,12 @@ class Machine:
     def ask(self, now_s: float) -> Ask | None:
         """Return what to call the setter with now; ``None`` where there is nothing.
 
-        After an answer, `asked` or `refused` must be called before anything else is told.
+        After an answer, `asked` or `refused` must be called before any other call.
         """
         if self._pending is not None:
             return None
         if self.state is State.FOLLOWING and now_s >= self._still_s():
-            self._stands_s = self.position.at_s  # it may be the end of training: not told yet
+            self._stands_s = self.position.at_s  # it may be the end of training: not reported yet
             self._enter(State.STALLED)
         wanted = self._wanted()
         back = next((each for each, due_s in self._back_s.items() if due_s <= now_s), None)
@@ -241,7 +241,7 @@ class Machine:
             clocks: Those that run; ``None`` where locks are only pretended, so that the clocks
                 that run say nothing of them.
             reasons: Why they are what they are.
-            power_w: What the board draws; tells a step that waits from marks that are lost.
+            power_w: What the board draws; separates a step that waits from lost marks.
         """
         if clocks is not None:
             follows = self.state is State.FOLLOWING

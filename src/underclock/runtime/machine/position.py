@@ -2,7 +2,7 @@
 
 How long it usually is from one mark to the next is the median of the last steps, which an odd one
 does not move; until a step was seen it is the plan's. What was learned while one pair of clocks was
-held says nothing of others, and is kept apart. How fast this very step goes against that is
+held says nothing of another pair, and is kept apart. How fast this very step goes against that is
 followed from mark to mark as a Kalman filter follows a constant: steps whose lengths differ are
 known after a mark or two, and where lengths do not differ the noise of single marks moves nothing.
 
@@ -210,7 +210,7 @@ class Position:
     def wants(self, ahead_s: Iterable[float]) -> None:
         """Want no marks, but the first of a step, one in its middle and those before some times.
 
-        The one in the middle tells two steps apart, however late one looks. Of a job's rank all are
+        The one in the middle separates two steps, however late one looks. Of a job's rank all are
         wanted: what it computes, and what it waits, is seen by them.
         """
         if self._busy:
@@ -271,8 +271,8 @@ class Position:
         upto_s, marks = self._table.upto_s, self._table.marks
         planned_s = upto_s[marks[mark]] - upto_s[marks[self.mark]]
         least_s = min(usual_s, planned_s + (upto_s[-1] if mark <= self.mark else 0.0))
-        tells = self.knows and least_s > _TELLING * self.intervals.step_s
-        if tells and took_s < _IMPOSSIBLE * least_s:
+        is_sure = self.knows and least_s > _TELLING * self.intervals.step_s
+        if is_sure and took_s < _IMPOSSIBLE * least_s:
             # Believe a mark that makes no sense with those before it, and nothing else.
             self.rounds += self.ended
             self._stand(mark, at_s)

@@ -146,13 +146,13 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one change met its launch, as far as can be told without seeing the clock."""
+    """How one change met its launch, as far as is known without seeing the clock."""
 
     change: ClockChange
     # when its launch was expected to begin as the change was asked for; minus infinity where it had
     # begun
     expected_s: float
-    began_s: float  # when it began, told from the marks around it
+    began_s: float  # when it began, by the marks around it
     effect_s: float  # when the clock is taken to have changed: call and delay after the asking
 
     @property
@@ -168,7 +168,7 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class PassedStep:
-    """A step that ended, or several in a row where nobody polled in between; or one that runs."""
+    """A step that ended, or several in a row that were not polled in between; or one that runs."""
 
     number: int = 0  # counted from 0; of the first
     began_s: float = math.nan  # when its first mark was reached; nan where that was not seen
