@@ -78,9 +78,9 @@ def test_a_job_is_planned_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     made = json.loads(said.out)
     arm = next(arm for arm in made["arms"] if arm["name"] == "instruction")
-    assert arm["energy_change"] < 0.0
+    assert arm["cost"]["energy_change"] < 0.0
     assert 0.0 <= arm["gap"] < 0.05
-    assert arm["time_change"] <= 0.2
+    assert arm["cost"]["time_change"] <= 0.2
     assert "taken as free, a bound" in said.err
     main(["report", "plan.json", "-o", "page.html"])
     main(["report", "plan.json", "-o", "plan.trace.json"])

@@ -42,7 +42,7 @@ def test_without_a_terminal_only_yes_takes_it(tmp_path: Path) -> None:
     code, said = _plan(tmp_path, "--yes", "--json")
     assert code == 0
     assert _READ_SO in said
-    assert json.loads(said[said.index("{") : said.rindex("}") + 1])["workload"] == "sweep"
+    assert json.loads(said[said.index("{") : said.rindex("}") + 1])["step"]["name"] == "sweep"
 
 
 @pytest.mark.parametrize(("answer", "expected"), [("y\n", 0), ("n\n", 4)])
