@@ -100,14 +100,9 @@ def measure(
         )
         campaign.check_goal(measurer)
         if campaign.on(measurer) is Grid.ADAPTIVE and not path.exists():
-            check_time_limit(
-                measurer,
-                share_of(header, campaign),
-                campaign.time_limit_s,
-                steers=campaign.steers(measurer),
-            )
-        if one is not None and step is not None:
-            header = msgspec.structs.replace(header, step=step)
+            share, steers = share_of(header, campaign), campaign.steers(measurer)
+            check_time_limit(measurer, share, campaign.time_limit_s, steers=steers)
+        header = msgspec.structs.replace(header, step=step or header.step)
 
         def take(recorder: Recorder) -> None:
             spent_s = recorder.file.gpu_s

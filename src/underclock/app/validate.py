@@ -127,6 +127,10 @@ def validation_parts(validation: "Validation") -> "tuple[RenderableType, ...]":
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
 _BOOTSTRAP_SEED = 0  # equal runs are judged equally
+_SUMS = (
+    "the promise is a sum of kernels measured alone; the verdict is about the whole step, whose "
+    "kernels share one power cap"
+)
 
 
 def validate(
@@ -170,15 +174,13 @@ def validate(
     if repeats < 1:
         raise UsageError(f"cannot repeat {repeats} times", hint="--repeats 10 is the paper's")
     if not (tolerance >= 0.0 and math.isfinite(tolerance)):
-        raise UsageError(
-            f"a tolerance of {tolerance} has no meaning", hint="0 or more: --tolerance 0.1%"
-        )
+        words = f"a tolerance of {tolerance} has no meaning"
+        raise UsageError(words, hint="0 or more: --tolerance 0.1%")
     plan = as_record(plan, Plan)
     course = course_of(plan)
     if plan.sets_nothing:
-        why = auto_plan_sentence(plan)
         words = "nothing was run: the plan sets no clocks, so there is nothing to validate"
-        about = (words,) if why is None else (words, why)
+        about = tuple(filter(None, (words, auto_plan_sentence(plan))))
         return msgspec.structs.replace(judged_runs(plan, course, {}, tolerance), warnings=about)
     name = parse_gpu(gpu)
     name.need(Capability.RUN)
@@ -204,15 +206,11 @@ def validate(
         if fixed not in arms.values() and not only_plan:
             arms[Strategy.BEST_FIXED] = fixed
         totals = run_in_turns(steps, arms, repeats, progress or (lambda _tally: None))
-        latencies = course.scheduled.table
         notes += steps.measurer.notes()
-        notes += () if latencies is None else latencies.check_gpu(gpu_info)
+        if (latencies := course.scheduled.table) is not None:
+            notes += latencies.check_gpu(gpu_info)
     if plan.accounting is not Accounting.STEP:
-        sums = (
-            "the promise is a sum of kernels measured alone; the verdict is about the whole step, "
-            "whose kernels share one power cap"
-        )
-        notes += (sums,)
+        notes += (_SUMS,)
     judged = judged_runs(plan, course, totals, tolerance)
     return msgspec.structs.replace(judged, gpu=gpu_info, warnings=notes)
 

@@ -109,24 +109,18 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
         for call, kind, is_captured in launching(host)
         if kind is NodeKind.KERNEL and not is_captured and correlation_of(call) not in ran
     ]
+    early = len(asked) - len(later) + len(in_order) - len(timed)
+    disordered = len(later) - len(in_order)
+    unseen = sum(correlation_of(call) not in dropped for call in lost)
     differ = f"begin up to {skew_us:.3g} us before their calls: the clocks of host and GPU differ"
     found += [
         (len(gpu) - len(mine), "kernels and copies ran on another GPU, and are excluded"),
         (len(backlog), "kernels have no launching call in the trace: excluded from all steps"),
-        (
-            len(asked) - len(later) + len(in_order) - len(timed),
-            "kernels and copies begin before they are asked for, and are excluded",
-        ),
-        (
-            len(later) - len(in_order),
-            "kernels begin out of the order of their stream, and are excluded",
-        ),
+        (early, "kernels and copies begin before they are asked for, and are excluded"),
+        (disordered, "kernels begin out of the order of their stream, and are excluded"),
         (len(cut), "kernels last beyond the next one of their stream: they end there at most"),
         (len(instant), "kernels have no duration"),
-        (
-            sum(correlation_of(call) not in dropped for call in lost),
-            "kernels were launched and not seen by the profiler",
-        ),
+        (unseen, "kernels were launched and not seen by the profiler"),
         (len(timed) if skew_us else 0, f"kernels and copies {differ}"),
     ]
     return SoundTrace(
