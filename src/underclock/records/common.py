@@ -3,6 +3,8 @@
 import html
 import importlib
 import math
+import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -62,6 +64,24 @@ Budget = Annotated[float, msgspec.Meta(gt=-1, lt=1)]
 Mhz = Annotated[int, msgspec.Meta(ge=LEAST_MHZ, le=GREATEST_MHZ)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+
+def number_found(body: bytes, words: str) -> str:
+    """Say which number stands where an error names a bound that it is beyond."""
+    match = re.search(r"([<>]=?) (\S+) - at `\$(.*)`$", words)
+    if match is None:
+        return ""
+    compare = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}[match[1]]
+    found: list[Any] = [msgspec.json.decode(body)]
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", match[3]):
+        if name:
+            found = [each[name] for each in found if name in each]
+        elif index == "...":  # any of a dictionary's values
+            found = [one for each in found for one in each.values()]
+        else:
+            found = [each[int(index)] for each in found if int(index) < len(each)]
+    beyond = (each for each in found if each is not None and not compare(each, float(match[2])))
+    return f", which is {next(beyond)}"
 
 
 class Evidence(StrEnum):

@@ -6,16 +6,15 @@ Functions take a record or the path of its file.
 import contextlib
 import csv
 import io
-import operator
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, get_args
+from typing import Final, Protocol, TypeVar, get_args
 
 import msgspec
 
 from underclock.errors import DataError, UsageError
 from underclock.records import SCHEMAS, Plan, Record, SampleSet, Step, Validation, check_schema
+from underclock.records.common import number_found
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import DriverMoves, LatencyTable
 from underclock.records.serving import ServingPlan
@@ -109,27 +108,9 @@ def read_document(path: Path, kind: type[_R]) -> _R:
             if not abs(number) <= _GREATEST:
                 raise msgspec.ValidationError(f"{number} is beyond all use - at `{where}`")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        words = f"{exc}{_found(body, str(exc))}"
+        words = f"{exc}{number_found(body, str(exc))}"
         raise DataError(f"{path} is not a readable {noun} file: {words}", hint=remake) from exc
     return record
-
-
-def _found(body: bytes, words: str) -> str:
-    """Say which number stands where an error names a bound that it is beyond."""
-    match = re.search(r"([<>]=?) (\S+) - at `\$(.*)`$", words)
-    if match is None:
-        return ""
-    compare = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}[match[1]]
-    found: list[Any] = [msgspec.json.decode(body)]
-    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", match[3]):
-        if name:
-            found = [each[name] for each in found if name in each]
-        elif index == "...":  # any of a dictionary's values
-            found = [one for each in found for one in each.values()]
-        else:
-            found = [each[int(index)] for each in found if int(index) < len(each)]
-    beyond = (each for each in found if each is not None and not compare(each, float(match[2])))
-    return f", which is {next(beyond)}"
 
 
 def refuse_gone(path: Path, kind: str) -> None:
