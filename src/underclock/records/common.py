@@ -77,11 +77,12 @@ def number_found(body: bytes, words: str) -> str:
         if name:
             found = [each[name] for each in found if name in each]
         elif index == "...":  # any of a dictionary's values
-            found = [one for each in found for one in each.values()]
+            found = [one for each in found if isinstance(each, dict) for one in each.values()]
         else:
             found = [each[int(index)] for each in found if int(index) < len(each)]
-    beyond = (each for each in found if each is not None and not compare(each, float(match[2])))
-    return f", which is {next(beyond)}"
+    numbers = [each for each in found if isinstance(each, int | float)]
+    beyond = next((each for each in numbers if not compare(each, float(match[2]))), None)
+    return "" if beyond is None else f", which is {beyond}"
 
 
 class Evidence(StrEnum):

@@ -1,11 +1,15 @@
 """Records as JSON files: there and back, and every way a file can be wrong."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 import refused
+from invented import PLAN
 from mutated_files import RECORDS
 from underclock.errors import DataError
 from underclock.records import (
@@ -98,6 +102,35 @@ def test_what_is_no_json_record_is_refused(tmp_path: Path, body: bytes) -> None:
 )
 def test_a_damaged_field_is_named(tmp_path: Path, changes: dict[str, object], word: str) -> None:
     assert_refused(written(tmp_path / "step.json", **changes), word)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("max_slowdown",), 5.0, "< 1.0 - at `$.max_slowdown`, which is 5.0"),
+        (
+            ("kernels", "kernel3", "auto_time_s"),
+            -1,
+            "> 0.0 - at `$.kernels[...].auto_time_s`, which is -1",
+        ),
+        (("arms", 4, "cost", "time_s"), 0.0, "> 0.0 - at `$.arms[4].cost.time_s`, which is 0.0"),
+        (("fixed", "core_mhz"), 9, ">= 10 - at `$.fixed.core_mhz`, which is 9"),
+    ],
+)
+def test_a_number_beyond_its_bound_is_named_with_its_place_and_what_makes_the_file_anew(
+    tmp_path: Path, place: tuple[str | int, ...], value: float, words: str
+) -> None:
+    parts: Any = msgspec.json.decode(msgspec.json.encode(PLAN))
+    inner = parts
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    path = tmp_path / "plan.json"
+    path.write_bytes(msgspec.json.encode(parts))
+    with pytest.raises(DataError, match=re.escape(words)) as caught:
+        read_document(path, Plan)
+    assert str(path) in str(caught.value)
+    assert caught.value.hint == "make it anew with `underclock plan`"
 
 
 FILES = Path(__file__).parents[2] / "data" / "schemas"
