@@ -129,6 +129,7 @@ class GpuController:
                     at_s,
                 )
             if places := read_places(self.page.path):
+                self._tell(f"steps are marked at {len(places)} places", at_s)
                 self.policy.discovered(places)
                 self.polling.position = self.machine.position
         self.machine.saw(mark, at_s, steps)

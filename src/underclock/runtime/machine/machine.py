@@ -56,6 +56,7 @@ class Machine:
         self._readings = Readings(self.locks, self.latencies)
         self._held: Clocks | None = None  # by whom drives it; None follows the timetable
         self._low_mhz = low_mhz
+        self.waits_low = False  # whether it waits so too where clocks are held
         self._pending: Ask | None = None
         self._back_s: dict[Domain, float] = {}  # when a refused clock is given back; inf: it was
         # What was refused is asked for no more.
@@ -124,7 +125,7 @@ class Machine:
         elif self.state is State.STALLED:
             self._step.stalled_s += max(0.0, at_s - expected_s)
             self._tell_of_stall(at_s, at_s - before_s, "stood")
-            self._enter(State.FOLLOWING)
+            self._enter(State.FOLLOWING if self._held is None else State.HELD)
         if self.state is State.FOLLOWING and position.before is not None:
             self._step.outcomes += self._domains.passes()
         if seen is Seen.STEP:
@@ -145,8 +146,10 @@ class Machine:
             return min(self._domains.next_s(), self._still_s())
         back_s = min(self._back_s.values(), default=math.inf)
         wanted = self._wanted()
+        if wanted is not None and self._differing(wanted) is not None:
+            return self._domains.quiet_until_s()
         if wanted is not None:
-            return back_s if self._differing(wanted) is None else self._domains.quiet_until_s()
+            return min(back_s, self._still_s())
         if self.state is State.WAITING:
             return back_s
         return min(self._domains.next_s(), self._still_s(), back_s)
@@ -158,7 +161,7 @@ class Machine:
         """
         if self._pending is not None:
             return None
-        if self.state is State.FOLLOWING and now_s >= self._still_s():
+        if self.state in {State.FOLLOWING, State.HELD} and now_s >= self._still_s():
             self._stands_s = self.position.at_s  # it may be the end of training: not reported yet
             self._enter(State.STALLED)
         wanted = self._wanted()
@@ -281,7 +284,7 @@ class Machine:
             return None  # it waits for other ranks, mostly in a collective: nothing is asked then
         if self.state is State.STALLED:
             # Marks may be lost while training goes on: a low clock would slow it unseen.
-            return Clocks(core_mhz=self._low_mhz) if self._readings.waits else AUTO
+            return Clocks(core_mhz=self._low_mhz) if self._readings.waits else self._held or AUTO
         return self._held
 
     def _differing(self, wanted: Clocks) -> Ask | None:
@@ -297,6 +300,8 @@ class Machine:
         position = self.position
         if self.state is State.FOLLOWING and self.timetable.changes and position.knows:
             return position.at_s + max(_STILL * position.longest_s, _LEAST_STILL_S)
+        if self.waits_low and self.state is State.HELD and self._held != AUTO and position.knows:
+            return position.next_mark_s() + max(position.longest_s, _LEAST_STILL_S)
         return math.inf
 
     def _tell_of_stall(self, at_s: float, still_s: float, verb: str) -> None:

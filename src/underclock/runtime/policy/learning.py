@@ -40,6 +40,8 @@ class LearningPolicy(Policy):
         """Hold one clock, or let clocks of pieces follow each other."""
         self._machine.position.always_closely = not self._job.is_over
         self.changed = None if self._job.knows_changes else self._job.changed
+        # One of several may wait in a collective, which is not to be disturbed.
+        self._machine.waits_low = len(self._job.holds) == 1
         clocks = [Clocks(core_mhz=mhz) for mhz in core_mhz]
         if len({*core_mhz}) == 1:
             self._machine.hold(clocks[0])

@@ -272,6 +272,35 @@ def test_a_step_that_stands_still_waits_at_a_low_clock_and_comes_back() -> None:
     assert step.stalled_s == pytest.approx(1.0 - LAUNCH_S, abs=1e-3)
 
 
+def test_a_clock_that_is_held_falls_as_well_while_nothing_runs_where_that_was_asked_for() -> None:
+    player = played(low_mhz=300)
+    player.machine.waits_low = True
+    player.machine.hold(FAST)
+    seen_s, still_s = stand_still(player, power_w=150.0)
+
+    assert state(player.machine) is State.STALLED
+    assert player.calls[-1][1].to_mhz == 300
+    assert seen_s + 0.05 <= player.calls[-1][0] < seen_s + 0.2
+    player.machine.saw(2, still_s)
+    player.run(still_s + 1e-3)
+    assert state(player.machine) is State.HELD
+    assert player.calls[-1][1].to_mhz == 1500
+
+
+@pytest.mark.parametrize(
+    ("alone", "clocks", "power_w"),
+    [("", FAST, 150.0), ("alone", AUTO, 150.0), ("alone", FAST, 590.0), ("alone", FAST, None)],
+)
+def test_a_clock_that_is_held_stays_where_others_wait_or_the_gpu_may_work(
+    alone: str, clocks: Clocks, power_w: float | None
+) -> None:
+    player = played(low_mhz=300)
+    player.machine.waits_low = bool(alone)
+    player.machine.hold(clocks)
+    stand_still(player, power_w)
+    assert [ask.to_mhz for _, ask in player.calls] == [clocks.core_mhz] * len(player.calls)
+
+
 @pytest.mark.parametrize("power_w", [590.0, None])
 def test_a_counter_that_sticks_while_the_gpu_works_leaves_clocks_to_the_driver(
     power_w: float | None,
