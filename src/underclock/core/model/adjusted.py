@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
+from underclock.core.model.conditioning import COUPLED
 from underclock.core.model.parameters import Rows
 from underclock.core.model.posterior import Posterior, opposite
 
@@ -102,6 +103,48 @@ def held(logs: Floats, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Flo
         between[..., 1, :, :] = limit
         logs[..., ladder] = np.where(is_held, between, rungs)
     return logs
+
+
+def between_rows(
+    posterior: Posterior, rows: Bools, core_mhz: Floats, mem_mhz: Floats, slack: float
+) -> Posterior:
+    """Hold times between those of rows at neighbouring clocks, draw by draw.
+
+    No kernel is slower at a higher clock. What moves a time moves power by half the other way.
+
+    Args:
+        rows: Which entries have a row. Shape (K, C).
+        core_mhz: Core clock of each setting. Shape (C,).
+        mem_mhz: Memory clock of each setting. Shape (C,).
+        slack: By how much a log time may lie beyond.
+    """
+    shared, draws = posterior.shared, posterior.moves.shape[-1] - posterior.shared
+    normal = math.sqrt(draws) * opposite(np.random.default_rng(5), draws, shared)
+    log, moves = posterior.log.copy(), posterior.moves.copy()
+    for ladder in ladders(core_mhz, mem_mhz):
+        for k in np.flatnonzero(rows[:, ladder].any(axis=1)).tolist():
+            there = np.flatnonzero(rows[k, ladder])
+            held = np.flatnonzero(~rows[k, ladder])
+            columns = moves[0, k, ladder]
+            drawn = columns[:, :shared] @ normal + math.sqrt(draws) * columns[:, shared:]
+            drawn += log[0, k, ladder, None]
+            after = np.searchsorted(there, held)
+            sides = np.stack([after > 0, after < len(there)])[..., None]
+            at = there[np.clip([after - 1, after], 0, len(there) - 1)]
+            high = np.where(sides[0], drawn[at[0]], np.inf)
+            low = np.where(sides[1], drawn[at[1]], -np.inf)
+            near = (sides * columns[at, :shared]).sum(axis=0) / sides.sum(axis=0)
+            # Rows that contradict one another hold to what lies between them.
+            low, high = np.minimum(low, high) - slack, np.maximum(low, high) + slack
+            now = np.clip(drawn[held], low, high)
+            moved, mean = (now != drawn[held]).mean(axis=1)[:, None], now.mean(axis=1)
+            by_all = (1.0 - moved) * columns[held, :shared] + moved * near
+            own = (now - mean[:, None] - by_all @ normal) / math.sqrt(draws)
+            of, less = ladder[held], np.array([1.0, -COUPLED])
+            away = np.concatenate([by_all, own], axis=1) - columns[held]
+            log[:, k, of] += np.outer(less, mean - log[0, k, of])
+            moves[:, k, of] += less[:, None, None] * away
+    return dataclasses.replace(posterior, log=log, moves=moves)
 
 
 def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Posterior:

@@ -175,7 +175,7 @@ class Conditioned:
     Attributes:
         loadings: Of the rows.
         features: Of the rows' clocks. Shape (K, n, M).
-        noise: Variance of each quantity's mean. Shape (K, q).
+        noise: Variance of each quantity's mean. Shape (K, L, q).
         inverse: Of the covariance of a kernel's quantities. Shape (K, L, q, q).
         log_det: Of what that is the inverse of. Shape (K, L).
         off: Residuals less the prior's mean. Shape (K, q).
@@ -219,7 +219,9 @@ class Conditioned:
         by_kernel = loadings.kernel
         cov = SCALES[:, None, None] ** 2 * coupled(time, power)[:, None]
         cov = np.where(both[:, None], cov + (by_kernel @ by_kernel.swapaxes(1, 2))[:, None], 0.0)
-        cov += (noise[..., None] * np.eye(noise.shape[1]))[:, None]
+        unknown = np.repeat(observed.unknown.T, observed.real.shape[2], axis=1)
+        noise_scales = np.where(unknown[:, None], SCALES[:, None], 1.0)
+        cov += (noise_scales**2 * noise[:, None])[..., None] * np.eye(noise.shape[1])
         shared = np.where(real[..., None], loadings.shared, 0.0)
         residual = np.concatenate([observed.residual[0], observed.residual[1]], axis=1)
         raw = np.concatenate([observed.by_kernel[0], observed.by_kernel[1]], axis=1)
@@ -228,7 +230,7 @@ class Conditioned:
         return cls(
             loadings=Loadings(kernel=by_kernel, shared=shared),
             features=features.rows,
-            noise=noise,
+            noise=noise_scales**2 * noise[:, None],
             inverse=np.asarray(np.linalg.inv(cov), dtype=np.float64),
             log_det=np.linalg.slogdet(cov)[1],
             off=np.where(real, residual - moved[..., 0] - physics @ prior.shared, 0.0),

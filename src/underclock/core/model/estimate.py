@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from scipy.special import stdtrit
 
@@ -23,6 +24,7 @@ from underclock.arrays import Bools, Floats
 from underclock.core.model.adjusted import (
     StepRatio,
     as_at_boost,
+    between_rows,
     capped,
     step_ratio,
     with_guesses,
@@ -77,12 +79,14 @@ _ANEW = 1.3  # times the samples that were fitted, from which they are fitted an
 # By how much more energies of kernels are off together than their rows say, one by one: on seven
 # published sweeps with 3 to 8 rows a kernel (docs/evidence/ablation.md).
 _TOGETHER = 1.3
+_ATTESTED = 1.5  # runs of a row, from which on it is no slip, whatever other rows say
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
 # Time over that at the fastest clocks, as physics bounds it: no kernel gets faster at lower clocks,
 # but for what measuring leaves, and none is slowed by more than its clocks. Slow memory moves fewer
 # bytes a cycle too: 0.56 times as many on an RTX 3080 Ti at 405 MHz (`gpus/data`).
 _FASTER, _SLOWER, _SLOW_MEMORY = 0.95, 1.1, 2.0
+_SLACK = 0.003  # and from one clock to the next
 _FASTEST = 3  # settings, whose median that is: one of them may be disturbed
 
 
@@ -214,6 +218,19 @@ def _of_kernels_alone(
     asked = dict.fromkeys((*measured.settings, *sample_set.settings))
     locked = [clocks for clocks in asked if clocks != auto and not clocks.is_auto]
     settings = (*sorted(locked, key=lambda clocks: clocks.rank), auto)
+    log_s, _, repeats = measured_means(sample_set, settings, weights)
+    slips = _slips(log_s, repeats) & (not sample_set.is_exact)
+    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    place = {clocks: c for c, clocks in enumerate(settings)}
+
+    def counts(window: Window) -> bool:
+        at = names.get(window.kernel), place.get(window.asked)
+        return None not in at and not slips[at]
+
+    kept = [i for i, sample in enumerate(sample_set.samples) if counts(sample)]
+    samples, weights = [sample_set.samples[i] for i in kept], weights[:, kept]
+    windows = (w for w in sample_set.windows if not w.kernel or counts(w))
+    sample_set = msgspec.structs.replace(sample_set, windows=tuple(windows))
     enough = before is not None and len(sample_set.samples) < _ANEW * before.fit.weights.shape[1]
     if before is not None and enough:
         fit, known_sizes = before.fit, before.sizes
@@ -223,39 +240,44 @@ def _of_kernels_alone(
     model = fit.model
     core_mhz, mem_mhz = clocks_of(fit.rows, settings)
     free = np.array([clocks.core_mhz is None for clocks in settings])
-    place = {clocks: c for c, clocks in enumerate(settings)}
-    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    kept = [i for i, sample in enumerate(sample_set.samples) if sample.asked in place]
-    samples = [sample_set.samples[i] for i in kept]
     runs = Runs.alone(
         np.array([[names[s.kernel] for s in samples], [place[s.asked] for s in samples]]),
         (core_mhz, mem_mhz, free),
         np.log([[s.time_s for s in samples], [s.energy_j / s.time_s for s in samples]]),
-        np.stack([weights[0, kept], weights[:, kept].min(axis=0)]),
+        np.stack([weights[0], weights.min(axis=0)]),
         np.array([STEADY_C if s.temperature_c is None else s.temperature_c for s in samples]),
     )
-    observed = Observed.of(model, runs, len(names))
+    observed = Observed.of(model, runs, len(names), exact=sample_set.is_exact)
     targets = Targets.of(model, (core_mhz, mem_mhz), free, temperature_of(sample_set))
     sizes = known_sizes or likeliest_sizes(observed, targets, model.prior)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
     linear, given, left_out, of_rows = _without_disturbed(linear)
-    posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
     factors = left_out.factor(0), left_out.factor(1)
     chosen = Selection.of(left_out, np.stack([of_rows[0], of_rows.sum(axis=0)]), factors)
-    seen = np.zeros(posterior.log_s.shape, dtype=bool)
+    seen = np.zeros(targets.log.shape[1:], dtype=bool)
     seen[runs.kernel, [place[s.asked] for s in samples]] = True
     offered = measurable(sample_set, fit.rows, settings)
-    unseen = (offered & ~seen).any()
+    posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
+    posterior = posterior.widened(factors[0], _TOGETHER * factors[1])
+    # What is chosen unseen costs more than predicted, and sums of it are less sure.
+    more = [deviations * ~seen for deviations in chosen.deviations] * np.sqrt(
+        [posterior.variance(1.0, 0.0), posterior.variance(1.0, 1.0)]
+    )
+    log = posterior.log + np.stack([more[0], more[1] - more[0]])
+    if (offered & ~seen).any():
+        posterior = posterior.widened(*chosen.wider)
+    posterior = dataclasses.replace(posterior, log=log)
+    if not sample_set.is_exact:
+        slack = max(_SLACK, sizes.row[0])
+        counted = linear.observed.counted(targets)
+        posterior = between_rows(posterior, counted, core_mhz, mem_mhz, slack)
     moves = np.stack([posterior.moves[0], posterior.moves.sum(axis=0)])
-    moves *= np.array([factors[0], _TOGETHER * factors[1]])[:, None, None, None]
-    deviations = np.sqrt(np.einsum("qkse,qkse->qks", moves, moves))
     log_s = bounded(posterior.log_s, core_mhz, mem_mhz)
+    # The mean of what is lognormal lies above its median.
     log = np.stack([log_s, log_s + posterior.log_w])
-    # The mean of what is lognormal lies above its median; what is chosen unseen lies higher yet.
-    more = np.array(chosen.deviations)[:, None, None] * ~seen
-    log += more * deviations + 0.5 * deviations**2
+    log += 0.5 * np.einsum("qkse,qkse->qks", moves, moves)
     counts, fixed_j = waited_counts(measured.kernels)[:, None], measured.fixed_j[:, None]
-    shown = offered | seen | overlapped(measured.kernels)[:, None]
+    shown = (offered | seen | overlapped(measured.kernels)[:, None]) & ~slips
     at = len(settings) - 1
     time_s, energy_j = (at_any_clocks(measured.kernels, counts * np.exp(each), at) for each in log)
     table = dataclasses.replace(
@@ -266,8 +288,6 @@ def _of_kernels_alone(
         energy_j=np.where(shown, energy_j + fixed_j, math.inf),
         warnings=(*measured.warnings, *odd_repeats(sample_set)),
     )
-    if unseen:
-        moves *= np.array(chosen.wider)[:, None, None, None]
     alike = overlapped(measured.kernels)[None, :, None, None]
     moves = np.where(alike, moves[:, :, [at]], moves)
     return Estimate(
@@ -280,6 +300,21 @@ def _of_kernels_alone(
     )
 
 
+def _slips(log_s: Floats, repeats: Floats) -> Bools:
+    """Return rows of one run that are faster than auto by more than any clock can be. Shape (K, C).
+
+    Where most rows of a kernel are, it is auto that is odd.
+
+    Args:
+        log_s: Logarithms of measured times, ``nan`` where none, auto's last. Shape (K, C).
+        repeats: Runs of each. Shape (K, C).
+    """
+    far = (log_s < log_s[:, [-1]] + math.log(_FASTER)) & (repeats < _ATTESTED)
+    others = np.isfinite(log_s).sum(axis=1) - 1
+    slips: Bools = far & (far.sum(axis=1) <= np.maximum(others // 2, 1))[:, None]
+    return slips
+
+
 def _without_disturbed(linear: Model) -> tuple[Model, Conditioned, LeftOut, Floats]:
     """Learn what kernels share, and leave rows of a table out: in turn, and disturbed for good.
 
@@ -289,12 +324,13 @@ def _without_disturbed(linear: Model) -> tuple[Model, Conditioned, LeftOut, Floa
     """
     given, kernels, columns = linear.telling()
     left_out = LeftOut.of(given)
-    if left_out.odd.any():
+    disturbed = left_out.odd & (linear.observed.some(kernels, columns).windows[0] < _ATTESTED)
+    if disturbed.any():
         odd = np.zeros(linear.observed.core_mhz.shape, dtype=bool)
-        odd[np.ix_(kernels, columns)] = left_out.odd
+        odd[np.ix_(kernels, columns)] = disturbed
         linear = dataclasses.replace(linear, observed=linear.observed.without(odd))
         given = linear.telling()[0]
-        left_out = LeftOut.of(given).without(left_out.odd)
+        left_out = LeftOut.of(given).without(disturbed)
     return linear, given, left_out, linear.observed.some(kernels, columns).log
 
 

@@ -158,6 +158,7 @@ class Observed:
         by_shared: Shape (2, K, n, S).
         squares: Sum of squares of runs about their rows. Shape (2, K).
         freedom: Degrees of freedom of that. Shape (2, K).
+        unknown: Whose noise no repeat tells: it may be large where rows deviate. Shape (2, K).
     """
 
     log: Floats
@@ -170,10 +171,15 @@ class Observed:
     by_shared: Floats
     squares: Floats
     freedom: Floats
+    unknown: Bools
 
     @classmethod
-    def of(cls, model: FittedModel, runs: Runs, kernels: int) -> "Observed":
-        """Join runs at one clock pair, and compare rows with the physics."""
+    def of(cls, model: FittedModel, runs: Runs, kernels: int, *, exact: bool = False) -> "Observed":
+        """Join runs at one clock pair, and compare rows with the physics.
+
+        Args:
+            exact: Whether a run is all there is to know of its row.
+        """
         # Each row's kernel and place among the kernel's rows, and which row each run is of.
         clocks = np.stack([runs.kernel, runs.core_mhz, runs.mem_mhz, runs.free])
         unique, row = np.unique(clocks, axis=1, return_inverse=True)
@@ -232,6 +238,7 @@ class Observed:
             by_shared=padded(physics.by_shared()[:, first]),
             squares=squares,
             freedom=freedom,
+            unknown=(freedom == 0.0) & (not exact),
         )
 
     @property
@@ -239,6 +246,12 @@ class Observed:
         """Which rows say something of each quantity. Shape (2, K, n)."""
         there: Bools = self.windows > 0.0
         return there
+
+    def counted(self, targets: Targets) -> Bools:
+        """Return which settings have a row that counts. Shape (K, C)."""
+        counts = self.windows.min(axis=0) > _HARDLY
+        at = [row @ is_at(self, targets, k) for k, row in enumerate(counts)]
+        return np.array(at).reshape(len(counts), -1)
 
     def without(self, odd: Bools) -> "Observed":
         """Return the same where some rows, (K, n), hardly count."""
@@ -270,7 +283,9 @@ class Observed:
 
     def some(self, kernels: Ints, columns: Ints) -> "Observed":
         """Return some rows of some kernels."""
-        of_kernels = {name: getattr(self, name)[:, kernels] for name in ("squares", "freedom")}
+        of_kernels = {
+            name: getattr(self, name)[:, kernels] for name in ("squares", "freedom", "unknown")
+        }
         pairs = {
             name: getattr(self, name)[np.ix_(kernels, columns)]
             for name in ("core_mhz", "mem_mhz", "free")

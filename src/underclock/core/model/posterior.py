@@ -242,7 +242,8 @@ class _Kernel:
         common = (self._shared - known @ by_shared) @ directions
         which = np.tile(random.choice(len(likely), size=draws // 2, p=odds), 2)
         own, own_rows = self._before(SCALES[likely[which]], given, k, draws, random)
-        noise = np.sqrt(given.noise[k, real]) * _opposite(random, draws, len(real))
+        noise = np.sqrt(given.noise[k][likely[which]][:, real])
+        noise *= _opposite(random, draws, len(real))
         away = own_rows[:, real] + noise
         for i, gain in enumerate(gains):
             of = which == i

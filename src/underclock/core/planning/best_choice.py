@@ -287,11 +287,9 @@ def best_choice(
         return Candidate(setting=setting, proof=proof_of_held(table, task.groups, least, setting))
 
     together = task.aggregate is Aggregate.GLOBAL
-    candidate = within_confidence(
-        goal.max_slowdown, within, risk, tolerance_of(table), priced=together
-    )
+    candidate = within_confidence(goal.max_slowdown, within, risk, TOLERANCE, priced=together)
     if together and any(_is_held(table, task, each) for each in seen):
-        held = within_confidence(goal.max_slowdown, below, risk, tolerance_of(table))
+        held = within_confidence(goal.max_slowdown, below, risk, TOLERANCE)
         # The better of a choice made without a cap and one made below it, as they settle.
         free = candidate
         if risk is None and free is not None:
@@ -329,7 +327,7 @@ def within_less(
             budget,
             lambda aim: _free(table, task.aimed(table, aim), effort),
             risk,
-            tolerance_of(table),
+            TOLERANCE,
             priced=task.aggregate is Aggregate.GLOBAL,
         )
         for budget in BUDGETS
@@ -345,13 +343,8 @@ def keeps(table: CostTable, goal: Goal, risk: RiskModel | None, setting: Ints) -
     if risk is None:
         return choice_cost(table, setting).time_change <= goal.max_slowdown + _KEPT
     change = risk.predicted_change(setting)
-    margin = room(change.time_spread, tolerance_of(table))
+    margin = room(change.time_spread, TOLERANCE)
     return change.time_change + margin <= goal.max_slowdown + _SMALL
-
-
-def tolerance_of(table: CostTable) -> float:
-    """Return the tolerance of a time budget: a step's resolution, and 0 for sums of kernels."""
-    return 0.0 if table.power_cap is None else TOLERANCE
 
 
 def _costs_more(table: CostTable, candidate: Candidate, risk: RiskModel | None) -> bool:
