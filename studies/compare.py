@@ -34,7 +34,6 @@ from underclock.core.planning.best_choice import (
     Goal,
     as_neighbours,
     choice_cost,
-    tolerance_of,
     with_intervals,
 )
 from underclock.core.planning.chance_constraint import (
@@ -60,6 +59,7 @@ from underclock.core.step.power_capped_step import against_auto, grouped
 from underclock.core.step.whole_step import as_one, is_only_whole
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import (
+    TOLERANCE,
     Accounting,
     Arm,
     Clocks,
@@ -141,7 +141,7 @@ class Contest:
 
     def lateness(self, change: PredictedChange) -> float:
         """Return by how much a change overruns the budget as a plan has to keep it."""
-        margin = room(change.time_spread, tolerance_of(self.table))
+        margin = room(change.time_spread, TOLERANCE)
         return change.time_change + margin - self.goal.max_slowdown
 
     def judged(self, arm: Arm, change: PredictedChange, clocks: Iterable[Clocks]) -> Choice:
@@ -312,9 +312,7 @@ def _genetic(contest: Contest, name: str) -> Rival:
         found = searched(problem, contest.seed)
         return None if found is None else Candidate(setting=found, proof=_UNPROVEN)
 
-    best = within_confidence(
-        goal.max_slowdown, within, contest.risk, tolerance_of(table), priced=False
-    )
+    best = within_confidence(goal.max_slowdown, within, contest.risk, TOLERANCE, priced=False)
     free = _NOTHING
     if best is not None:
         free = contest.of_kernels(as_neighbours(table, best.setting), _UNPROVEN)

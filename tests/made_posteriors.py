@@ -80,7 +80,7 @@ class Places:
 def made_model(seed: int, kernels: int = 3, rows: int = 10, *, sizes: Sizes = SIZES) -> Model:
     """Return a model of random derivatives, whose rows are at random settings; the last is free.
 
-    The first kernel has a row less than all others.
+    The first kernel has a row less than all others. Of every other kernel noise is unknown.
     """
     random, spots = np.random.default_rng(seed), len(CORES) * len(MEMS) + 1
     core = np.append(np.tile(CORES, len(MEMS)), CORES[-1])
@@ -108,6 +108,7 @@ def made_model(seed: int, kernels: int = 3, rows: int = 10, *, sizes: Sizes = SI
         by_shared=targets.by_shared[:, every, at],
         squares=np.zeros((2, kernels)),
         freedom=np.zeros((2, kernels)),
+        unknown=np.tile(np.arange(kernels) % 2 == 1, (2, 1)),
     )
     prior = ParameterPrior(
         kernels=random.normal(0.0, 0.02, (kernels, P)),

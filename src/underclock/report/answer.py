@@ -116,7 +116,7 @@ def switching_sentence(plan: Plan) -> str | None:
     if plan.schedule is not None:
         free = plan.arm(plan.bound or plan.chosen)
         if no_change(free):
-            bound_sentence = " Free switching would save nothing within this budget either."
+            bound_sentence = " Free switching, a bound, would save nothing in this budget either."
         elif plan.bound is None:
             bound_sentence = ""
         else:

@@ -137,12 +137,13 @@ def between_rows(
             # Rows that contradict one another hold to what lies between them.
             low, high = np.minimum(low, high) - slack, np.maximum(low, high) + slack
             now = np.clip(drawn[held], low, high)
-            moved, mean = (now != drawn[held]).mean(axis=1)[:, None], now.mean(axis=1)
+            by = (now - drawn[held]).mean(axis=1)
+            moved = (now != drawn[held]).mean(axis=1)[:, None]
             by_all = (1.0 - moved) * columns[held, :shared] + moved * near
-            own = (now - mean[:, None] - by_all @ normal) / math.sqrt(draws)
             of, less = ladder[held], np.array([1.0, -COUPLED])
+            own = (now - (log[0, k, of] + by)[:, None] - by_all @ normal) / math.sqrt(draws)
             away = np.concatenate([by_all, own], axis=1) - columns[held]
-            log[:, k, of] += np.outer(less, mean - log[0, k, of])
+            log[:, k, of] += np.outer(less, by)
             moves[:, k, of] += less[:, None, None] * away
     return dataclasses.replace(posterior, log=log, moves=moves)
 

@@ -172,12 +172,10 @@ def _costs(prior: KernelPrior, kernels: Floats, residuals: Floats, precision: Fl
     return costs
 
 
-def cost(problem: FitProblem, state: FitState) -> float:
+def cost(problem: FitProblem, state: FitState, residuals: Floats | None = None) -> float:
     """Return the negative log posterior of all parameters, but a constant."""
-    return _cost(problem, state, problem.seen(state)[1])
-
-
-def _cost(problem: FitProblem, state: FitState, residuals: Floats) -> float:
+    if residuals is None:
+        residuals = problem.seen(state)[1]
     parameters = state.parameters
     own = _costs(state.prior, parameters.kernels, residuals, problem.precision)
     away2 = (parameters.shared - problem.shared_mean) ** 2
@@ -293,7 +291,7 @@ class Linear:
 def converge(problem: FitProblem, state: FitState) -> FitState:
     """Step all parameters until nothing moves."""
     seen = problem.seen(state)
-    damping, least = 1e-3, _cost(problem, state, seen[1])
+    damping, least = 1e-3, cost(problem, state, seen[1])
     for _ in range(_ITERATIONS):
         linear, precision = Linear.of(problem, state, seen), problem.precision
         curvature, sides = linear.curvature(precision), linear.sides(precision)
@@ -306,7 +304,7 @@ def converge(problem: FitProblem, state: FitState) -> FitState:
                 kernels=state.parameters.kernels + shorter * step_k,
             )
             beyond = problem.seen(tried)
-            now = _cost(problem, tried, beyond[1])
+            now = cost(problem, tried, beyond[1])
             if now <= least:
                 break
             damping = max(damping, 1e-6) * 10

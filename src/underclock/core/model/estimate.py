@@ -45,7 +45,6 @@ from underclock.core.model.most_likely import (
     FittedModel,
     clocks_of,
     fit_rows,
-    prior_doubt,
     temperature_of,
 )
 from underclock.core.model.observed import Observed, Runs, Targets
@@ -183,7 +182,7 @@ def estimate(
         beside_j = beside_j * ratio.ratio
     answered = measurable(sample_set, rows, settings)
     can = answered & can
-    warnings = (*odd, *steering_notes(sample_set), *prior_doubt(model))
+    warnings = (*odd, *steering_notes(sample_set))
     table = _expected(measured, posterior, can, beside_j)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
     under_cap = known_step(table, sample_set, rows.limit_w) if whole else None
@@ -220,16 +219,18 @@ def _of_kernels_alone(
     settings = (*sorted(locked, key=lambda clocks: clocks.rank), auto)
     log_s, _, repeats = measured_means(sample_set, settings, weights)
     slips = _slips(log_s, repeats) & (not sample_set.is_exact)
+    words = f"{slips.sum()} rows of one run are faster than any clock can be: measure them again"
+    said = (words,) * bool(slips.any())
     names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     place = {clocks: c for c, clocks in enumerate(settings)}
 
-    def counts(window: Window) -> bool:
+    def is_kept(window: Window) -> bool:
         at = names.get(window.kernel), place.get(window.asked)
         return None not in at and not slips[at]
 
-    kept = [i for i, sample in enumerate(sample_set.samples) if counts(sample)]
+    kept = [i for i, sample in enumerate(sample_set.samples) if is_kept(sample)]
     samples, weights = [sample_set.samples[i] for i in kept], weights[:, kept]
-    windows = (w for w in sample_set.windows if not w.kernel or counts(w))
+    windows = (w for w in sample_set.windows if not w.kernel or is_kept(w))
     sample_set = msgspec.structs.replace(sample_set, windows=tuple(windows))
     enough = before is not None and len(sample_set.samples) < _ANEW * before.fit.weights.shape[1]
     if before is not None and enough:
@@ -247,7 +248,7 @@ def _of_kernels_alone(
         np.stack([weights[0], weights.min(axis=0)]),
         np.array([STEADY_C if s.temperature_c is None else s.temperature_c for s in samples]),
     )
-    observed = Observed.of(model, runs, len(names), exact=sample_set.is_exact)
+    observed = Observed.of(model, runs, len(names), alike=sample_set.is_exact)
     targets = Targets.of(model, (core_mhz, mem_mhz), free, temperature_of(sample_set))
     sizes = known_sizes or likeliest_sizes(observed, targets, model.prior)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
@@ -286,7 +287,7 @@ def _of_kernels_alone(
         baseline=at,
         time_s=np.where(shown, time_s, math.inf),
         energy_j=np.where(shown, energy_j + fixed_j, math.inf),
-        warnings=(*measured.warnings, *odd_repeats(sample_set)),
+        warnings=(*measured.warnings, *odd_repeats(sample_set), *said),
     )
     alike = overlapped(measured.kernels)[None, :, None, None]
     moves = np.where(alike, moves[:, :, [at]], moves)
@@ -358,7 +359,7 @@ def at_locked_clocks(
         clocks: Core and memory clocks of the settings. Shapes (C,).
     """
     targets = Targets.of(model, clocks, np.zeros(len(settings), dtype=bool), celsius)
-    observed = Observed.of(model, Runs.of(model.rows), len(model.rows.names))
+    observed = Observed.of(model, Runs.of(model.rows), len(model.rows.names), alike=True)
     usual = OF_CO_LOAD if HEATER in model.rows.names else OF_LOCKS
     sizes = likeliest_sizes(observed, targets, model.prior, usual)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)

@@ -14,6 +14,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -39,7 +40,6 @@ from underclock.core.model.parameters import (
     unknown_gpu,
 )
 from underclock.core.model.sample_rows import rows_of
-from underclock.core.model.sample_sets import UNKNOWN_MHZ
 from underclock.core.step.whole_step import STEADY_C
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, SampleSet
@@ -48,9 +48,9 @@ from underclock.records import Clocks, SampleSet
 # kernel tries several: shares of its time of core, DRAM and fixed time of kernels bound by the
 # core, by DRAM, by both, and by neither. Core and DRAM join to the rest of the time.
 _STARTS = ((0.97, 0.3, 0.02), (0.4, 0.97, 0.02), (0.8, 0.8, 0.02), (0.5, 0.5, 0.4))
-_ROWS_AT_ONCE = 300_000  # of starts side by side, which bounds the memory that many kernels take
 # How sharply they join hides too: it is tried from where it usually is and from where they add up.
 _ADD_UP = 0.0  # logarithm of the exponent
+_ROWS_AT_ONCE = 300_000  # of starts side by side, which bounds the memory that many kernels take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +81,11 @@ class FittedModel:
     Attributes:
         prior: What was expected of them: of kernels, what kernels of a kind say of one another; of
             what is shared, what idling says too.
-        shared_scale: By how much the prior of the shared parameters is wider than usual, as the
-            rows ask for.
     """
 
     rows: Rows
     parameters: Parameters
     prior: ParameterPrior
-    shared_scale: float = 1.0
 
 
 def fit_all(rows: Rows, family: Shared) -> FittedModel:
@@ -97,13 +94,8 @@ def fit_all(rows: Rows, family: Shared) -> FittedModel:
     usual = problem.begin()
     adding = usual.parameters.shared.copy()
     adding[0] = _ADD_UP
-    state = min(
-        (
-            converge(problem, restart(problem, begun))
-            for begun in (usual, usual.moved(shared=adding))
-        ),
-        key=lambda state: cost(problem, state),
-    )
+    begun = restart(problem, usual), restart(problem, usual.moved(shared=adding))
+    state = min((converge(problem, each) for each in begun), key=partial(cost, problem))
     return _model(*learn_priors(problem, state))
 
 
@@ -111,8 +103,8 @@ def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
     """Fit each kernel by itself; what they share is known from a fit of some of them."""
     problem = FitProblem.of(rows, known.parameters.family)
     start = problem.begin().moved(shared=known.parameters.shared)
-    problem, state, _ = learn_priors(problem, converge_kernels(problem, restart(problem, start)))
-    return _model(problem, state, known.shared_scale)
+    state = converge_kernels(problem, restart(problem, start))
+    return _model(*learn_priors(problem, state))
 
 
 def restart(problem: FitProblem, state: FitState) -> FitState:
@@ -136,13 +128,8 @@ def restart(problem: FitProblem, state: FitState) -> FitState:
     return state.moved(kernels=best)
 
 
-def learn_priors(problem: FitProblem, state: FitState) -> tuple[FitProblem, FitState, float]:
-    """Let kernels of a kind lean on one another, and priors be as wide as rows show they must be.
-
-    Returns:
-        The problem and the state with these priors, and by how much that of the shared parameters
-        is wider than usual.
-    """
+def learn_priors(problem: FitProblem, state: FitState) -> tuple[FitProblem, FitState]:
+    """Let kernels of a kind lean on one another; widen priors as far as rows show they must be."""
     curvature = Linear.of(problem, state).curvature(problem.precision)
     kernels, shared = state.parameters.kernels, state.parameters.shared
     variance = np.diagonal(np.linalg.inv(curvature.kernel), axis1=1, axis2=2)
@@ -152,10 +139,10 @@ def learn_priors(problem: FitProblem, state: FitState) -> tuple[FitProblem, FitS
     away2 = usual * (problem.shared_mean - shared) ** 2
     left = usual * np.diag(curvature.shared_covariance())
     scale = widening(away2[own], left[own])
-    return dataclasses.replace(problem, shared_precision=usual / scale**2), state, scale
+    return dataclasses.replace(problem, shared_precision=usual / scale**2), state
 
 
-def _model(problem: FitProblem, state: FitState, scale: float) -> FittedModel:
+def _model(problem: FitProblem, state: FitState) -> FittedModel:
     """Return what was fitted, and what was expected of it."""
     parameters, precision = state.parameters, np.diag(problem.shared_precision)
     drawn = problem.shared_precision * (problem.shared_mean - parameters.shared)
@@ -173,56 +160,6 @@ def _model(problem: FitProblem, state: FitState, scale: float) -> FittedModel:
             shared=cov @ drawn,
             shared_root=np.asarray(np.linalg.cholesky(0.5 * (cov + cov.T)), dtype=np.float64),
         ),
-        shared_scale=scale,
-    )
-
-
-_WORTH_SAYING = 1.5  # times further from usual than usual GPUs are
-# Of the shared vector: in words, its unit, and how many of that unit one of the model's is.
-_WORDS = (
-    ("exponent that joins a kernel's parts", "", 1.0),
-    ("crossbar's least clock", "MHz", 1.0),
-    ("voltage rises from", "MHz", 1.0),
-    ("rise of voltage there", "mV/MHz", 1e3),
-    ("how the rise steepens", "mV/GHz²", 1e9),
-    ("leakage at 1 V and 25 °C", "W", 1.0),
-    ("clock tree at 1 V", "W/GHz", 1.0),
-    ("rise of leakage", "%/°C", 100.0),
-    ("DRAM traffic", "mJ/Mcycle", 1e3),
-    ("crossbar cycles per DRAM cycle", "", 1.0),
-)
-
-
-def prior_doubt(model: FittedModel) -> tuple[str, ...]:
-    """Say that a GPU is unlike those that the prior was made of, where the rows show it."""
-    if model.shared_scale < _WORTH_SAYING:
-        return ()
-    family = model.parameters.family
-    own = slice(len(model.parameters.shared) - family.common)  # errors in common come last
-    away = (model.parameters.shared[own] - family.start()[own]) / family.spread()[own]
-    most = int(np.abs(away).argmax())
-    name, unit, size = _words(model)[most]
-    value, usual = (
-        size * float(np.exp(vector[own][most]))
-        for vector in (model.parameters.shared, family.start())
-    )
-    unit = f" {unit}" if unit else ""
-    words = (
-        f"this GPU's constants lie {model.shared_scale:.1f} times further from the usual than "
-        f"those of other GPUs, most of all {name!r}: {value:.3g}{unit}, usually about "
-        f"{usual:.3g}. What the samples do not tell of it is taken to be as much less sure"
-    )
-    return (words,)
-
-
-def _words(model: FittedModel) -> tuple[tuple[str, str, float], ...]:
-    """Return names, units, and how many of that unit one of the model's is."""
-    gpu = model.parameters.family.base
-    memory = [f"{mhz:g} MHz" for mhz in gpu.mem_points_mhz if mhz > UNKNOWN_MHZ] or ["any clock"]
-    return (
-        *_WORDS,
-        *[(f"memory at {clock}", "W", 1.0) for clock in memory],
-        *[(f"bytes per cycle at {clock}", f"of {memory[-1]}", 1.0) for clock in memory[:-1]],
     )
 
 

@@ -174,11 +174,11 @@ class Observed:
     unknown: Bools
 
     @classmethod
-    def of(cls, model: FittedModel, runs: Runs, kernels: int, *, exact: bool = False) -> "Observed":
+    def of(cls, model: FittedModel, runs: Runs, kernels: int, *, alike: bool = False) -> "Observed":
         """Join runs at one clock pair, and compare rows with the physics.
 
         Args:
-            exact: Whether a run is all there is to know of its row.
+            alike: Whether kernels without repeats scatter as others do: windows of one GPU.
         """
         # Each row's kernel and place among the kernel's rows, and which row each run is of.
         clocks = np.stack([runs.kernel, runs.core_mhz, runs.mem_mhz, runs.free])
@@ -238,7 +238,7 @@ class Observed:
             by_shared=padded(physics.by_shared()[:, first]),
             squares=squares,
             freedom=freedom,
-            unknown=(freedom == 0.0) & (not exact),
+            unknown=(freedom == 0.0) & (not alike),
         )
 
     @property

@@ -165,17 +165,12 @@ def _columns(rows: Sequence[FitRow], errors: int) -> dict[str, Any]:
 def offered_settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
     """Return every setting but the baseline, slowest first."""
     known = dict.fromkeys((*sample_set.settings, *(sample.asked for sample in sample_set.samples)))
-    reach = clock_range(sample_set)
-    return tuple(
-        sorted(
-            (
-                s
-                for s in known
-                if s != auto and not s.is_auto and (reach is None or _is_reached(s, *reach))
-            ),
-            key=lambda clocks: clocks.rank,
-        )
-    )
+    offered = [clocks for clocks in known if clocks != auto and not clocks.is_auto]
+    if (reach := clock_range(sample_set)) is not None:
+        # Steering sees no other memory clocks, and no lower core clocks.
+        low, high = reach[0] - HALF_BIN_MHZ, reach[1] + HALF_BIN_MHZ
+        offered = [c for c in offered if c.mem_mhz is None and low <= (c.core_mhz or 0) <= high]
+    return tuple(sorted(offered, key=lambda clocks: clocks.rank))
 
 
 def with_boost(settings: tuple[Clocks, ...], sample_set: SampleSet) -> tuple[Clocks, ...]:
@@ -191,14 +186,6 @@ def with_boost(settings: tuple[Clocks, ...], sample_set: SampleSet) -> tuple[Clo
             boost = Clocks(core_mhz=round(boost_mhz), mem_mhz=memory)
             return tuple(sorted((*settings, boost), key=lambda clocks: clocks.rank))
     return settings
-
-
-def _is_reached(clocks: Clocks, lowest_mhz: float, highest_mhz: float) -> bool:
-    """Whether steering went there: it sees no other memory clocks, and no lower core clocks."""
-    core_mhz = clocks.core_mhz
-    if clocks.mem_mhz is not None or core_mhz is None:
-        return False
-    return lowest_mhz - HALF_BIN_MHZ <= core_mhz <= highest_mhz + HALF_BIN_MHZ
 
 
 def measured_means(

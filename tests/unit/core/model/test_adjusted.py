@@ -1,5 +1,6 @@
 """What power limits, measured entries and the step make of costs and of their errors."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from made_posteriors import CORES, MEMS, made_posterior
 from underclock.arrays import Floats, Ints
 from underclock.core.model.adjusted import (
     as_at_boost,
+    between_rows,
     capped,
     held,
 )
@@ -55,6 +57,49 @@ def test_draws_are_held_by_a_limit_as_what_is_expected_is(seed: int) -> None:
         moved = held(posterior.log + step * posterior.moves[..., column], *_CLOCKS, limit_w)
         found = (moved - logs) / step
         assert found == pytest.approx(expected.moves[..., column], abs=1e-5)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 200), st.sampled_from([0.0, 0.003]))
+def test_times_without_a_row_lie_between_those_of_rows_at_neighbouring_clocks(
+    seed: int, slack: float
+) -> None:
+    posterior = made_posterior(seed, size=0.3)
+    rows = np.random.default_rng(seed).random(posterior.log_s.shape) < 0.5
+    rows[:, [0, 2, 5]] = True
+    found = between_rows(posterior, rows, *_CLOCKS, slack)
+    by_all = posterior.moves[..., : posterior.shared]
+
+    assert (found.log[:, rows] == posterior.log[:, rows]).all()
+    assert (found.moves[:, rows] == posterior.moves[:, rows]).all()
+    assert (found.variance(1.0, 0.0) <= 1.5 * posterior.variance(1.0, 0.0).max()).all()
+    for k, c in np.argwhere(~rows[:, :6]).tolist():
+        at = np.flatnonzero(rows[k, :6])
+        sides = [at[at < c].max(), at[at > c].min()]
+        low, high = sorted(posterior.log_s[k, sides])
+        # Draws of both rows scatter, and so does what lies between them.
+        assert low - slack - 0.3 <= found.log_s[k, c] <= high + slack + 0.3
+        # What a time moves, power is moved by half the other way.
+        moved = found.log[:, k, c] - posterior.log[:, k, c]
+        assert moved[1] == pytest.approx(-0.5 * moved[0])
+        between = np.sort(by_all[0, k, [*sides, c]], axis=0)
+        assert (found.moves[0, k, c, : posterior.shared] >= between[0] - 1e-12).all()
+        assert (found.moves[0, k, c, : posterior.shared] <= between[2] + 1e-12).all()
+    free = between_rows(posterior, rows, *_CLOCKS, 100.0)
+    assert free.log == pytest.approx(posterior.log)
+    assert free.moves == pytest.approx(posterior.moves)
+
+
+def test_sure_rows_say_what_lies_between_them() -> None:
+    posterior = made_posterior(0, size=1e-6)
+    log = posterior.log.copy()
+    log[0, :, 1] = log[0, :, 0] + 0.5  # slower at a higher clock
+    rows = np.arange(len(_CLOCKS[0])) != 1
+    wrong = dataclasses.replace(posterior, log=log)
+    found = between_rows(wrong, np.tile(rows, (_K, 1)), *_CLOCKS, 0.003)
+
+    assert found.log_s[:, 1] == pytest.approx(log[0, :, 0] + 0.003, abs=1e-4)
+    assert found.log_s[:, rows] == pytest.approx(log[0][:, rows])
 
 
 def test_what_a_peak_holds_takes_at_boost_what_it_was_seen_to_take() -> None:

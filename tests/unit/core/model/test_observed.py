@@ -143,9 +143,11 @@ def _drawn(model: Model, scale: float = _CALM, size: float = 1.0) -> Model:
 
 
 def _noise(model: Model) -> Floats:
-    """Return the variance of each row's noise. Shape (2, K n)."""
-    windows = model.observed.windows.reshape(2, -1)
-    return np.square(model.sizes.run)[:, None] / np.maximum(windows, 1e-9)
+    """Return the variance of each row's noise where kernels deviate least. Shape (2, K n)."""
+    observed, runs = model.observed, np.square(model.sizes.run)[:, None, None]
+    runs = runs * np.where(observed.unknown, _CALM**2, 1.0)[..., None]
+    noise: Floats = runs / np.maximum(observed.windows, 1e-9)
+    return noise.reshape(2, -1)
 
 
 def _conditioned(model: Model) -> tuple[Floats, Floats]:

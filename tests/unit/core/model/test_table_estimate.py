@@ -77,6 +77,42 @@ def test_a_steep_rise_that_all_runs_attest_is_believed(kernels: int) -> None:
         assert ours == pytest.approx(theirs, rel=0.01)
 
 
+def _with_row(cores: set[int], off: float, repeats: int) -> SampleSet:
+    """Return few rows of four kernels, one kernel's at some core clocks off by a factor."""
+    return run_table(
+        [
+            msgspec.structs.replace(s, time_s=off * s.time_s, energy_j=off * s.energy_j)
+            if s.kernel == "k0" and s.asked.core_mhz in cores
+            else s
+            for k in range(4)
+            for s in noisy_samples(f"k{k}", 0.002, k, repeats=repeats)
+        ],
+        sampled=True,
+    )
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_row_that_repeats_attest_is_believed_and_a_single_odd_one_is_not(repeats: int) -> None:
+    core = CORES[len(CORES) // 2]
+    costs, true = (inferred_costs(_with_row({core}, off, repeats)) for off in (1.3, 1.0))
+    at = costs.table.settings.index(Clocks(core_mhz=core))
+    ratio = costs.table.time_s[0, at] / true.table.time_s[0, at]
+    assert ratio == pytest.approx(1.3 if repeats > 1 else 1.0, rel=0.03)
+
+
+@pytest.mark.parametrize(("repeats", "believed"), [(1, False), (2, True)])
+def test_a_single_run_that_is_faster_than_physics_allows_is_not_planned(
+    repeats: int, *, believed: bool
+) -> None:
+    costs = inferred_costs(_with_row({CORES[-1]}, 0.72, repeats))
+    at = costs.table.settings.index(Clocks(core_mhz=CORES[-1]))
+    assert np.isfinite(costs.table.time_s[:, at]).tolist() == [believed, True, True, True]
+    assert any("faster than any clock" in words for words in costs.table.warnings) is not believed
+    # Where most rows are so fast, it is auto that ran slow.
+    every = inferred_costs(_with_row(set(CORES), 0.72, repeats))
+    assert np.isfinite(every.table.time_s).all()
+
+
 def test_intervals_hold_what_was_not_looked_at() -> None:
     random, inside = np.random.default_rng(5), []
     for seed in range(0, 40, 10):
