@@ -120,7 +120,12 @@ def plan(
         return made
     # What one clock costs whole steps say better than the sum of kernels; that bounds it still.
     direct, free = plan(steps, goal, baseline=baseline), made.find(Strategy.KERNEL_GLOBAL)
-    arms = (*direct.arms, *([free] if free and not direct.find(free.name) else []))
+    arms, auto = direct.arms, direct.arm("auto").cost
+    if free and free.cost and auto and not direct.find(free.name):
+        time_s = auto.time_s * (1.0 + free.cost.time_change)  # of the same auto as the others
+        energy_j = auto.energy_j * (1.0 + free.cost.energy_change)
+        cost = msgspec.structs.replace(free.cost, time_s=time_s, energy_j=energy_j)
+        arms = (*arms, msgspec.structs.replace(free, cost=cost))
     return msgspec.structs.replace(direct, arms=arms, bound=made.bound)
 
 

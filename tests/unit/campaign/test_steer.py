@@ -142,6 +142,18 @@ def test_a_time_limit_within_which_nothing_is_said_is_refused(tmp_path: Path) ->
     assert "the step, and its longest kernel" in caught.value.hint
 
 
+def test_few_looks_at_an_unkind_board_are_planned_by_whole_steps(tmp_path: Path) -> None:
+    looks = _steer(tmp_path / "s.db", gpu="sim:h200#1")
+    made = plan(msgspec.structs.replace(looks, windows=looks.windows[:29]), latency="free")
+    bound, auto = made.arm("kernel_global").cost, made.arm("auto").cost
+
+    # The bound was found from kernels, whose auto is another one's.
+    assert bound is not None
+    assert auto is not None
+    assert bound.time_s / auto.time_s - 1.0 == pytest.approx(bound.time_change)
+    assert bound.energy_j / auto.energy_j - 1.0 == pytest.approx(bound.energy_change)
+
+
 @pytest.mark.parametrize("most", [2, 9, 19, 29])
 def test_a_campaign_may_end_anywhere_and_is_planned(steered: SampleSet, most: int) -> None:
     cut = msgspec.structs.replace(steered, windows=steered.windows[:most])
