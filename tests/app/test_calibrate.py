@@ -56,7 +56,7 @@ def test_the_simulated_h200_runs_its_measured_layer() -> None:
     own = {item.kernel.name: item.kernel for item in gpu_model("h200").own}
     names = [kernel["name"] for kernel in listed["step"]["kernels"]]
     kernels = [own[f"layer: {names[k]}"] for k in listed["step"]["order"]]
-    with open_measurer("sim:h200") as measurer:
+    with open_measurer("sim:h200#smooth") as measurer:
         measurer.warm(kernels)
         run = measurer.measure(kernels)
 

@@ -252,7 +252,7 @@ def test_a_step_that_cannot_be_isolated_is_measured_and_planned_whole(
     body = json.loads(Path("step.json").read_text()) | {"obstacle": "aten::item waits"}
     Path("step.json").write_text(json.dumps(body))
     options = "--core-mhz auto,1980,1605,1395 --mem-mhz auto --window 0.1s,0.5s"
-    main(["measure", "step.json", "--gpu", "sim:h200", "-o", "s.db", *options.split()])
+    main(["measure", "step.json", "--gpu", "sim:h200#smooth", "-o", "s.db", *options.split()])
     assert "runs of the whole step at 4 clock pairs in s.db" in capsys.readouterr().out
 
     main(["plan", "s.db", "--max-slowdown", "5%", "-o", "plan.json"])

@@ -188,7 +188,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
     step = Step(name="few", kernels=kernels, order=tuple(range(len(kernels))) * 2)
     to = tmp_path_factory.mktemp("agreement") / "few.db"
     campaign = Campaign(precision=0.02)
-    return measure(step, gpu="sim:rtx3080ti", to=to, campaign=campaign, measuring=BRISK)
+    return measure(step, gpu="sim:rtx3080ti#smooth", to=to, campaign=campaign, measuring=BRISK)
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def test_a_simulated_gpu_executes_what_a_plan_says(
     measured: SampleSet, latency: str, budget: float
 ) -> None:
     made = plan(measured, Goal(max_slowdown=budget), latency=latency)
-    ran = validate(made, gpu="sim:rtx3080ti", repeats=3, only_plan=True)
+    ran = validate(made, gpu="sim:rtx3080ti#smooth", repeats=3, only_plan=True)
 
     check_outlets(made)
     check_execution(made)

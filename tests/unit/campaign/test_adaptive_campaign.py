@@ -208,7 +208,7 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
     told: list[Tally] = []
     sample_set = measure(
         step,
-        gpu="sim:rtx3080ti",
+        gpu="sim:rtx3080ti#smooth",
         to=tmp_path / "s.db",
         campaign=Campaign(precision=0.004, slowdowns=(0.01,)),
         measuring=BRISK,

@@ -41,7 +41,7 @@ _HASTY = MeasurementSettings(
 
 
 def measured(
-    path: Path, campaign: Campaign, gpu: str = "sim:h200", step: Step = _STEP
+    path: Path, campaign: Campaign, gpu: str = "sim:h200#smooth", step: Step = _STEP
 ) -> SampleSet:
     return measure(step, gpu=gpu, to=path, campaign=campaign, measuring=_HASTY)
 
@@ -114,7 +114,7 @@ class TestPlanning:
         assert saved_j == pytest.approx(-made.promise.energy_change * _auto_j(made.kernels))
 
     def test_the_promise_is_kept_on_whole_steps(self, made: Plan) -> None:
-        ran = validate(made, gpu="sim:h200", repeats=2, measuring=_HASTY)
+        ran = validate(made, gpu="sim:h200#smooth", repeats=2, measuring=_HASTY)
 
         assert ran.energy_change.mean == pytest.approx(made.promise.energy_change, abs=0.01)
         assert ran.time_change.mean == pytest.approx(made.promise.time_change, abs=0.005)

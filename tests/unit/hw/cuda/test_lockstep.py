@@ -17,10 +17,12 @@ from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import (
     AgreedNumber,
     BeginLoop,
+    Done,
+    EndLoop,
     FollowingRank,
+    LaunchOnce,
     LeadingRank,
     RankPace,
-    Signal,
     StepKernels,
     StoreLine,
     Word,
@@ -142,14 +144,14 @@ def _following(rank: Rank, ear: Ear, gpu: NvmlGpu) -> Callable[[], None]:
             "the first has 'allgather' where this has 'allreduce'",
         ),
         ([StepKernels(("mm",))], "the first has 1 kernels, this 2"),
-        ([Signal.LAUNCH], "this one waited for a loop, the leader said launch once more"),
+        ([LaunchOnce()], "this one waited for a loop, the leader said LaunchOnce"),
         (
-            [BeginLoop(("mm",), None), Signal.LAUNCH],
-            "this one found a number out, the leader said launch once more",
+            [BeginLoop(("mm",), None), LaunchOnce()],
+            "this one found a number out, the leader said LaunchOnce",
         ),
         (
-            [BeginLoop(("mm",), None), AgreedNumber(0.1), Signal.DONE],
-            "this one launched, the leader said nothing more follows",
+            [BeginLoop(("mm",), None), AgreedNumber(0.1), Done()],
+            "this one launched, the leader said Done",
         ),
     ],
 )
@@ -285,13 +287,13 @@ def test_a_follower_launches_what_the_leader_did(
 
     assert line.words[0] == BeginLoop(tuple(_TIMED_STEP), mix)
     assert isinstance(line.words[1], AgreedNumber)
-    assert set(line.words[2:-1]) == {Signal.LAUNCH}
-    assert line.words[-1] == Signal.END_LOOP
+    assert {type(word) for word in line.words[2:-1]} == {LaunchOnce}
+    assert line.words[-1] == EndLoop()
 
     line.words[1] = AgreedNumber(
         line.words[1].value / 4
     )  # a GPU of which the leader has four a step
-    line.words.append(Signal.DONE)
+    line.words.append(Done())
     launcher.pace = follower = FollowingRank(line.hear)
     with ExitStack() as stack:
         leases = stack.enter_context(ClockLeases(SimpleNamespace()))
