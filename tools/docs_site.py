@@ -5,6 +5,7 @@ from click, and that of Python's names from the package; both stand between mark
 ``mkdocs.yml`` names this file under ``hooks``.
 """
 
+import importlib
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -107,7 +108,11 @@ def _python_api() -> str:
         parts.append(f"## {kind}")
         parts += [f"::: underclock.{name}" for name in sorted(names[kind])]
     parts.append("## Records and errors in full")
-    parts += [f"::: underclock.records.{room}" for room in _RECORDS] + ["::: underclock.errors"]
+    for home in (*(f"underclock.records.{room}" for room in _RECORDS), "underclock.errors"):
+        for name, each in vars(importlib.import_module(home)).items():
+            own = isinstance(each, type) and each.__module__ == home and not name.startswith("_")
+            if own and name not in underclock.__all__:
+                parts.append(f"::: {home}.{name}")
     parts.append("## Simulated GPUs for tests of your own")
     parts += [f"::: underclock.testing.{name}" for name in testing.__all__]
     return "\n\n".join(parts)

@@ -9,6 +9,7 @@ goes through the store of PyTorch by which the ranks found one another.
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from enum import StrEnum
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -49,25 +50,21 @@ class AgreedNumber(msgspec.Struct, frozen=True, tag=True):
     value: float
 
 
-class LaunchOnce(msgspec.Struct, frozen=True, tag=True):
-    """One more launch of the loop."""
-
-
-class EndLoop(msgspec.Struct, frozen=True, tag=True):
-    """No more launches of the loop."""
-
-
 class HoldClocks(msgspec.Struct, frozen=True, tag=True):
     """Clocks to hold from now on; auto gives them back."""
 
     clocks: Clocks
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """Nothing more follows."""
+class Signal(StrEnum):
+    """What the leader says without more."""
+
+    LAUNCH = "launch once more"
+    END_LOOP = "no more launches of the loop"
+    DONE = "nothing more follows"
 
 
-Word = StepKernels | BeginLoop | AgreedNumber | LaunchOnce | EndLoop | HoldClocks | Done
+Word = StepKernels | BeginLoop | AgreedNumber | HoldClocks | Signal
 
 
 class PacedLoop(Protocol):
@@ -108,7 +105,7 @@ class LeadingRank(RankPace):
         try:
             yield
         finally:
-            self._say(Done())
+            self._say(Signal.DONE)
 
     def begin(self, kernels: tuple[str, ...], mix: Mix | None) -> None:
         """Have the following ranks make the same loop."""
@@ -121,12 +118,12 @@ class LeadingRank(RankPace):
 
     def go(self) -> bool:
         """Have the following ranks launch once more."""
-        self._say(LaunchOnce())
+        self._say(Signal.LAUNCH)
         return True
 
     def end(self) -> None:
         """Have the following ranks end their loop."""
-        self._say(EndLoop())
+        self._say(Signal.END_LOOP)
 
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:
@@ -172,9 +169,9 @@ class FollowingRank(RankPace):
     def go(self) -> bool:
         """Wait until the leader launches once more, or ends the loop."""
         word = self._hear()
-        if not isinstance(word, LaunchOnce | EndLoop):
+        if word not in {Signal.LAUNCH, Signal.END_LOOP}:
             raise _out_of_step("launched", word)
-        return isinstance(word, LaunchOnce)
+        return word is Signal.LAUNCH
 
     def follow(
         self,
@@ -185,7 +182,7 @@ class FollowingRank(RankPace):
         """Do as the leader does, until it is done."""
         mine = {kernel.name: kernel for kernel in kernels}
         with ExitStack() as held:
-            while not isinstance(word := self._hear(), Done):
+            while (word := self._hear()) is not Signal.DONE:
                 if isinstance(word, StepKernels):
                     _check_same(word.names, tuple(mine))
                 elif isinstance(word, HoldClocks):
@@ -221,8 +218,9 @@ def _check_same(leaders: tuple[str, ...], mine: tuple[str, ...]) -> None:
 
 
 def _out_of_step(did: str, word: Word) -> MeasurementError:
+    said = word if isinstance(word, Signal) else type(word).__name__
     return MeasurementError(
-        f"ranks fell out of step: this one {did}, the leader said {type(word).__name__}",
+        f"ranks fell out of step: this one {did}, the leader said {said}",
         hint="what failed on the first rank is said there; run the same command again",
     )
 

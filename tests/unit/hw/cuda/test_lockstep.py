@@ -17,12 +17,10 @@ from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import (
     AgreedNumber,
     BeginLoop,
-    Done,
-    EndLoop,
     FollowingRank,
-    LaunchOnce,
     LeadingRank,
     RankPace,
+    Signal,
     StepKernels,
     StoreLine,
     Word,
@@ -144,14 +142,14 @@ def _following(rank: Rank, ear: Ear, gpu: NvmlGpu) -> Callable[[], None]:
             "the first has 'allgather' where this has 'allreduce'",
         ),
         ([StepKernels(("mm",))], "the first has 1 kernels, this 2"),
-        ([LaunchOnce()], "this one waited for a loop, the leader said LaunchOnce"),
+        ([Signal.LAUNCH], "this one waited for a loop, the leader said launch once more"),
         (
-            [BeginLoop(("mm",), None), LaunchOnce()],
-            "this one found a number out, the leader said LaunchOnce",
+            [BeginLoop(("mm",), None), Signal.LAUNCH],
+            "this one found a number out, the leader said launch once more",
         ),
         (
-            [BeginLoop(("mm",), None), AgreedNumber(0.1), Done()],
-            "this one launched, the leader said Done",
+            [BeginLoop(("mm",), None), AgreedNumber(0.1), Signal.DONE],
+            "this one launched, the leader said nothing more follows",
         ),
     ],
 )
@@ -287,13 +285,13 @@ def test_a_follower_launches_what_the_leader_did(
 
     assert line.words[0] == BeginLoop(tuple(_TIMED_STEP), mix)
     assert isinstance(line.words[1], AgreedNumber)
-    assert {type(word) for word in line.words[2:-1]} == {LaunchOnce}
-    assert line.words[-1] == EndLoop()
+    assert set(line.words[2:-1]) == {Signal.LAUNCH}
+    assert line.words[-1] == Signal.END_LOOP
 
     line.words[1] = AgreedNumber(
         line.words[1].value / 4
     )  # a GPU of which the leader has four a step
-    line.words.append(Done())
+    line.words.append(Signal.DONE)
     launcher.pace = follower = FollowingRank(line.hear)
     with ExitStack() as stack:
         leases = stack.enter_context(ClockLeases(SimpleNamespace()))
