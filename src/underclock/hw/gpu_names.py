@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from underclock.errors import NotSupportedError, UsageError
-from underclock.gpus.models import SMOOTH, board_names
 from underclock.hw.base import Capability
 from underclock.hw.replay import ReplayMeasurer
 from underclock.units import name_hint
@@ -83,6 +82,9 @@ def parse_gpu(text: str) -> GpuName:
         raise UsageError(f"{text!r} names no GPU", hint=hint)
     if kind == GpuKind.REPLAYED:
         return GpuName(text=text, kind=GpuKind.REPLAYED, name=rest)
+    # It loads NumPy, and a process that holds clocks names no simulated GPU.
+    from underclock.gpus.models import SMOOTH, board_names  # noqa: PLC0415
+
     kind_of = SMOOTH if rest.endswith(SMOOTH) else ""
     name, mark, unit = rest.removesuffix(SMOOTH).rpartition("#")
     if not mark or rest.endswith(".json") or rest in board_names():
