@@ -23,11 +23,11 @@ import numpy as np
 from pages import fill, markdown, percent
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Effort, Problem, solve
-from underclock.core.step.power_cap import LaunchCosts, PowerCap, SettledStep, settle
+from underclock.core.step.power_cap import LaunchCosts, PowerCap, SettledStep, settle, under_ceiling
 from underclock.gpus.models import gpu_model
 from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.pieces import merged_kinds
-from underclock.learning.response import BlockReading, under_ceiling
+from underclock.learning.response import BlockReading
 from underclock.physics.cap import SIMULATED
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
 from underclock.records import Clocks, Kernel

@@ -43,7 +43,7 @@ _LIVE_S = 5.0
     "--log",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="A line of JSON for each step; appended to.",
+    help="A line of JSON for each step; appended to. What it says was learned is tried first.",
 )
 @click.option(
     "--arms",

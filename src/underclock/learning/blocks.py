@@ -18,8 +18,9 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.statistics.repeats import robust_sigma
+from underclock.core.step.power_cap import under_ceiling
 from underclock.learning.learner import Learner, LearningStage
-from underclock.learning.response import BlockReading, under_ceiling
+from underclock.learning.response import BlockReading
 from underclock.records.runs import LEARNED, TRIED, ArmLine, StepLine
 from underclock.units import format_duration, format_percent
 
@@ -82,6 +83,7 @@ class JobLearning:
         core_mhz: Clocks that all of them list.
         max_slowdown: Most time over auto's, as a fraction.
         dry: Whether nothing is set, and what would be tried is chosen all the same.
+        held_before: Clock of each piece that an earlier run learned, which is tried first.
 
     Attributes:
         holds: For each GPU, what is called with the core clock in MHz of each piece from now on;
@@ -90,10 +92,16 @@ class JobLearning:
     """
 
     def __init__(
-        self, core_mhz: Sequence[int], max_slowdown: float, *, seed: int = 0, dry: bool = False
+        self,
+        core_mhz: Sequence[int],
+        max_slowdown: float,
+        *,
+        seed: int = 0,
+        dry: bool = False,
+        held_before: tuple[int, ...] = (),
     ) -> None:
         self._core_mhz, self._budget, self._seed = core_mhz, max_slowdown, seed
-        self._dry = dry
+        self._dry, self._held_before = dry, held_before
         self.holds: list[Callable[[Sequence[int | None]], None]] = []
         self._kinds: dict[int, tuple[Hashable, ...]] = {}  # of each GPU's pieces
         self.change_s = _ASSUMED_CHANGE_S
@@ -111,6 +119,8 @@ class JobLearning:
     def _begin(self, kinds: tuple[Hashable, ...]) -> None:
         self._cut, self._shares = kinds, np.full(len(kinds), math.nan)
         self._learner = Learner(self._core_mhz, budget=self._budget, seed=self._seed, kinds=kinds)
+        if len(self._held_before) == len(kinds):
+            self._learner.held_before = self._held_before
         if self._dry:
             self._learner.least_s = _HELD_FOR * sum(self.change_s)
         self._held: tuple[int | None, ...] = (None,) * len(kinds)
@@ -235,10 +245,7 @@ class JobLearning:
                 was_left=was_left,
             )
         is_auto = bool(self._why) or bool((learner.choice < 0).all())
-        held = tuple(
-            None if is_auto else learner.core_mhz[int(learner.choice[segment])]
-            for segment in learner.segments
-        )
+        held = (None,) * len(self._cut) if is_auto else learner.of_pieces(learner.choice)
         self._seen.clear()
         self._brief = _Seen()
         if held != self._held:
@@ -314,6 +321,7 @@ class JobLearning:
             energy_change=energy.mean,
             energy_interval=energy.interval,
             verdict="",
+            held_mhz=() if learner.best is None else learner.of_pieces(learner.best),
         )
         return (line,)
 
@@ -324,9 +332,6 @@ class JobLearning:
             return self._why
         if learner.stage is LearningStage.HELD:
             return _NOTHING
-        best = learner.best
-        mhz = "" if best is None else f"; {self._named(best)} was best so far"
-        return (
-            f"the job ended after {learner.blocks} blocks, before it was known what clocks save"
-            f"{mhz}: learning takes some minutes"
-        )
+        mhz = "" if learner.best is None else f"; {self._named(learner.best)} was best so far"
+        ended = f"the job ended after {learner.blocks} blocks, before it was known what clocks save"
+        return f"{ended}{mhz}: learning takes some minutes"

@@ -12,9 +12,8 @@ block took. Time that looks cost is paid back: what was lost over the budget low
 the next blocks.
 """
 
-import itertools
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from enum import StrEnum
 
@@ -24,9 +23,9 @@ from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Effort, Problem, solve
 from underclock.core.statistics.repeats import robust_sigma
 from underclock.core.statistics.verdict import MeanChange, paired_change
+from underclock.core.step.power_cap import phases_of
 from underclock.learning.pieces import merged_kinds
 from underclock.learning.response import BlockReading, Response
-from underclock.physics.cap import WINDOW_S
 from underclock.records import Status
 
 _AUTO_BLOCKS = 3  # before anything is tried
@@ -46,7 +45,6 @@ _USUAL_NOISE = 0.004
 _SURE, _LEAST_PAIRS, _MOST_PAIRS = 0.003, 16, 120  # half of an interval; of the trial
 _JUDGED_EVERY = 8  # pairs: looking after each would end trials that seem surer than they are
 _TOLERATED, _MOST_CORRECTIONS = 0.001, 2  # of time over the budget in a trial; and how often
-_WINDOWS = 3.0  # of the cap's mean: a step that is as short is one phase
 _SETTLINGS = 6  # of choices under the power cap
 _REMEMBERED = 24
 _BARRED = 30  # blocks in which clocks as low as one that cost much time are not tried; and longer
@@ -81,6 +79,7 @@ class Learner:
         stage: What is being learned.
         least_s: How long clocks must be held to pay for the change to them; ``None`` where that is
             not known, and all pieces have one clock.
+        held_before: Clock of each piece that an earlier run held, which is tried first; or empty.
         segments: Of each piece, which segment it is part of.
         choice: Clock of each segment in the next block, as an index; -1 for auto. Shape (S,).
         auto_s: Time of a step at auto, lately; an odd block does not move it. ``None`` before any.
@@ -101,6 +100,7 @@ class Learner:
         self._listed_mhz = tuple(listed_mhz)
         self.stage = LearningStage.AUTO
         self.least_s: float | None = None
+        self.held_before: tuple[int, ...] = ()
         self._kinds = tuple(kinds)
         self.segments: tuple[int, ...] = (0,) * len(self._kinds)
         self._blocks: list[BlockReading] = []  # by pieces, until these are segments
@@ -126,6 +126,10 @@ class Learner:
         self._lost = 0.0  # blocks' worth of time over the budget
         self._pairs: list[tuple[BlockReading, BlockReading]] = []
         self._last: BlockReading | None = None  # the first of a pair
+
+    def of_pieces(self, choice: Ints) -> tuple[int, ...]:
+        """Return the clock in MHz of each piece; ``choice`` has none at auto."""
+        return tuple(self.core_mhz[int(choice[segment])] for segment in self.segments)
 
     def ended(self, block: BlockReading, *, was_left: bool = False) -> None:
         """Take note of a block at `choice`, and choose the next.
@@ -185,6 +189,12 @@ class Learner:
     def _after_auto(self, block: BlockReading) -> None:
         if len(self._autos) < _AUTO_BLOCKS or block.energy_j is None:
             return
+        if self.held_before:
+            mhz = sorted({*self.held_before})
+            self._cut(tuple(map(mhz.index, self.held_before)), self._blocks)
+            self.best, self.choice = np.searchsorted(self.core_mhz, mhz), self._auto
+            self._enter(LearningStage.TRIAL)
+            return
         self._begin(self._autos)
         self._enter(LearningStage.ONE_CLOCK)
         self._look()
@@ -200,7 +210,8 @@ class Learner:
             steps=sum(each.steps for each in autos),
         )
         self._auto_mhz = float(middle.core_mhz.max())
-        self.core_mhz = options(self._listed_mhz, self._auto_mhz, is_sparse=len(self._auto) > 1)
+        chosen = options(self._listed_mhz, self._auto_mhz, is_sparse=len(self._auto) > 1)
+        self.core_mhz = tuple(sorted({*chosen, *self.held_before}))
         self._response = Response(self.core_mhz, middle)
 
     def _after_one_clock(self, block: BlockReading) -> None:
@@ -225,22 +236,27 @@ class Learner:
         lasts_s: Floats = np.median([each.times_s for each in blocks if each.at_auto], axis=0)
         segments = merged_kinds(self._kinds, lasts_s.tolist(), self.least_s, _MOST_SEGMENTS)
         count = max(segments) + 1
-        if count == 1:
+        if count == len(self._auto) == 1:
             return
         best_mhz = None if self.best is None else self.core_mhz[int(self.best[0])]
         least = int(self._least[0])
         least_mhz = self.core_mhz[least] if least < len(self.core_mhz) else math.inf
-        self.segments, self._auto = segments, np.full(count, -1)
-        self._phases = phases_of(segments, lasts_s)
+        self._cut(segments, blocks)
+        clocks = np.array(self.core_mhz)
+        self._least = np.full(count, np.searchsorted(clocks, least_mhz) if least else 0)
+        if best_mhz is not None:
+            self.best = np.full(count, np.argmin(np.abs(clocks - best_mhz)))
+
+    def _cut(self, segments: tuple[int, ...], blocks: Sequence[BlockReading]) -> None:
+        """Know of segments what blocks say of pieces."""
+        lasts_s: Floats = np.median([each.times_s for each in blocks if each.at_auto], axis=0)
+        self.segments, self._auto = segments, np.full(max(segments) + 1, -1)
+        self._least, self._phases = np.zeros_like(self._auto), phases_of(segments, lasts_s)
         grouped = [each.by_segments(segments) for each in blocks]
         self._autos = deque((each for each in grouped if each.at_auto), maxlen=_REMEMBERED)
         self._begin(grouped)
         for block in grouped:
             self._known.learn(block, self._noise(0), self._noise(1))
-        clocks = np.array(self.core_mhz)
-        self._least = np.full(count, np.searchsorted(clocks, least_mhz) if least else 0)
-        if best_mhz is not None:
-            self.best = np.full(count, np.argmin(np.abs(clocks - best_mhz)))
 
     def _look(self) -> None:
         """Choose one clock for the next block."""
@@ -310,8 +326,7 @@ class Learner:
 
     def _after_trial(self, block: BlockReading) -> None:
         if self.best is None:
-            self._enter(LearningStage.HELD)
-            self.choice = self._auto
+            self._end_trial()
             return
         # Auto first in one pair and last in the next, so that drift falls on both alike.
         if self._in_stage > 1 and self._in_stage % 2 == 1:
@@ -320,12 +335,21 @@ class Learner:
             self._pairs.append(pair)
             self.trial_steps += pair[1].steps
             if self._has_verdict():
-                self._enter(LearningStage.HELD)
-                self.choice = self._auto if self.best is None else self.best
+                self._end_trial()
                 return
         self._last = block
         order = (self._auto, self.best, self.best, self._auto)
         self.choice = order[(self._in_stage - 1) % 4]
+
+    def _end_trial(self) -> None:
+        """Hold the best; where what an earlier run held saves nothing on this job, learn anew."""
+        if self.best is None and self.held_before:
+            self.held_before = ()
+            self._enter(LearningStage.ONE_CLOCK)
+            self._look()
+            return
+        self._enter(LearningStage.HELD)
+        self.choice = self._auto if self.best is None else self.best
 
     def _has_verdict(self) -> bool:
         count = len(self._pairs)
@@ -430,25 +454,6 @@ class Learner:
                     held[own] = below
                     break
         return held
-
-
-def phases_of(segments: Sequence[int], lasts_s: Floats) -> Ints:
-    """Return the phase of each segment: a power cap averages over what takes turns.
-
-    Args:
-        segments: Of each piece, which segment it is part of.
-        lasts_s: How long each piece lasts.
-    """
-    runs = [at for at, own in enumerate(segments) if at == 0 or own != segments[at - 1]]
-    phases: Ints = np.arange(max(segments) + 1)
-    turns = Counter(
-        frozenset((segments[before], segments[at])) for before, at in itertools.pairwise(runs)
-    )
-    for pair, count in turns.items():
-        first, second = sorted(pair)
-        if count > 1 or float(lasts_s.sum()) < _WINDOWS * WINDOW_S:
-            phases[phases == phases[second]] = phases[first]
-    return phases
 
 
 def options(listed_mhz: Sequence[int], auto_mhz: float, *, is_sparse: bool) -> tuple[int, ...]:

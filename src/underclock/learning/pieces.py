@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 from collections import Counter, defaultdict
 
 TYPE_CHECKING = False
@@ -27,7 +26,6 @@ Place = tuple[str, str, int, int]
 MOST_PLACES = 500
 _FEWEST_PLACES = 16
 _EVERY_S = 2e-3  # of a step, in the mean: a mark takes some 5 µs of the training process
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def places_of(
@@ -108,18 +106,19 @@ def write_places(page: str, places: Sequence[Place]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    fd = os.open(f"{page}.new", _NEW, 0o600)
-    try:
-        os.write(fd, json.dumps(places).encode())
-    finally:
-        os.close(fd)
-    os.replace(f"{page}.new", f"{page}.places")  # noqa: PTH105 - pathlib loads slowly
+    from pathlib import Path  # noqa: PLC0415 - PyTorch has it loaded
+
+    new = Path(f"{page}.new")
+    new.write_text(json.dumps(places))
+    new.replace(f"{page}.places")
 
 
 def read_places(page: str) -> list[list[str | int]]:
     """Return where the marks of a page are, as its trainer noted; empty for none."""
-    with contextlib.suppress(OSError, ValueError), open(f"{page}.places") as file:  # noqa: PTH123
-        noted: list[list[str | int]] = json.load(file)
+    from pathlib import Path  # noqa: PLC0415 - likewise
+
+    with contextlib.suppress(OSError, ValueError):
+        noted: list[list[str | int]] = json.loads(Path(f"{page}.places").read_text())
         return noted
     return []
 

@@ -71,20 +71,6 @@ class BlockReading:
         return replace(self, core_mhz=core_mhz, times_s=times_s)
 
 
-def under_ceiling(asked_mhz: Floats, times_s: Floats, mean_mhz: float) -> Floats:
-    """Return the clocks of pieces of a step where the power cap lowers one ceiling for all.
-
-    Args:
-        asked_mhz: Of each piece. Shape (P,).
-        times_s: How long each takes. Shape (P,).
-        mean_mhz: The mean clock that was read.
-    """
-    ceilings_mhz = np.append(0.0, np.unique(asked_mhz))
-    means_mhz = np.minimum(asked_mhz, ceilings_mhz[:, None]) @ (times_s / times_s.sum())
-    ran_mhz: Floats = np.minimum(asked_mhz, np.interp(mean_mhz, means_mhz, ceilings_mhz))
-    return ran_mhz
-
-
 class Response:
     """What each segment takes and draws at each core clock, with errors.
 

@@ -118,6 +118,7 @@ class ArmLine(Record, frozen=True, kw_only=True, tag_field="line", tag="arm"):
         time_interval: Its 95 % confidence interval; ``None`` of a single round.
         energy_change: Mean; ``None`` where the counter is too coarse.
         verdict: On the plan's promise, or why there can be none; empty where nothing was promised.
+        held_mhz: Core clock of each piece of the step, where clocks were learned.
     """
 
     gpu: int
@@ -129,6 +130,7 @@ class ArmLine(Record, frozen=True, kw_only=True, tag_field="line", tag="arm"):
     energy_change: float | None
     energy_interval: tuple[float, float] | None
     verdict: str
+    held_mhz: tuple[int, ...] = ()
 
 
 Line = RunLine | StepLine | EventLine | AskLine | EndLine | ArmLine

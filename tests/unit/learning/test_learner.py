@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats, Ints
-from underclock.learning.learner import Learner, LearningStage, options, phases_of
-from underclock.learning.response import BlockReading, Response, under_ceiling
+from underclock.core.step.power_cap import phases_of, under_ceiling
+from underclock.learning.learner import Learner, LearningStage, options
+from underclock.learning.response import BlockReading, Response
 
 LISTED = tuple(range(210, 2101, 15))
 _AUTO_MHZ, _AUTO_S, _AUTO_W = 1900.0, 0.1, 300.0
@@ -147,6 +148,30 @@ def test_nothing_is_claimed_where_clocks_change_nothing() -> None:
         _learn(world, learner)
         claims += learner.best is not None
     assert claims <= 1
+
+
+@pytest.mark.parametrize("saves", ["saves", ""])
+def test_what_an_earlier_run_held_is_tried_first_and_learned_anew_where_it_saves_nothing(
+    saves: str,
+) -> None:
+    world = World(0.05, 0.95)
+    learner = Learner(LISTED, budget=0.01, kinds=("memory", "core"))
+    learner.least_s, learner.held_before = 0.05, (1500, 1890) if saves else (1905, 1905)
+    stages = [learner.stage]
+    for _ in range(400):
+        if learner.stage is LearningStage.HELD:
+            break
+        mhz = _mhz(learner, learner.choice)[np.array(learner.segments)]
+        learner.ended(world.block(mhz, at_auto=bool((learner.choice < 0).all())))
+        stages.append(learner.stage)
+
+    assert (LearningStage.ONE_CLOCK in stages) == (not saves)
+    assert stages[3] is LearningStage.TRIAL
+    assert learner.stage is LearningStage.HELD
+    assert learner.best is not None
+    low, high = learner.of_pieces(learner.best)
+    assert low < 1600 < high
+    assert not saves or (low, high) == (1500, 1890)
 
 
 def test_an_hour_later_the_saving_is_measured_anew() -> None:

@@ -24,7 +24,7 @@ from underclock.records.job import JobPlan
 from underclock.records.runs import LEARNED, AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.controller.booking import Booking, RunTally, booked
 from underclock.runtime.controller.gauges import Gauges, TelemetryBuffer
-from underclock.runtime.controller.log import Log, Metrics
+from underclock.runtime.controller.log import Log, Metrics, held_before
 from underclock.runtime.controller.polling import Polling, PollingThread, wake_on_time
 from underclock.runtime.controller.process import TRAINER_ENDED, Setter, WorkDone, try_clocks
 from underclock.runtime.controller.run_files import Run
@@ -427,7 +427,8 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
             from underclock.runtime.policy.learning import LearningPolicy  # noqa: PLC0415
 
             asked = {name: options[name] for name in ("max_slowdown", "seed", "dry")}
-            job = job or blocks.JobLearning(cores_mhz, **asked)
+            before = held_before(Path(options["log"]), tuple(names), options["name"])
+            job = job or blocks.JobLearning(cores_mhz, held_before=before, **asked)
             policy = LearningPolicy(machine, part.schedules[0], job)
         else:
             policy = Policy(machine, part.schedules[0], OBSERVED)

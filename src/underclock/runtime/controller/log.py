@@ -151,6 +151,15 @@ def last_run(lines: Sequence[Line]) -> tuple[Line, ...]:
     return tuple(lines[begins[-1] :] if begins else lines)
 
 
+def held_before(log: Path, gpus: tuple[str, ...], workload: str) -> tuple[int, ...]:
+    """Return the clocks that the last run of a log learned, if it was of the same; else none."""
+    lines = last_run(read_log(log)) if log.is_file() else ()
+    runs = [line for line in lines if isinstance(line, RunLine)]
+    if not runs or (runs[0].gpus, runs[0].workload) != (gpus, workload):
+        return ()
+    return next((line.held_mhz for line in lines if isinstance(line, ArmLine)), ())
+
+
 def summary_of(lines: Sequence[Line]) -> RunSummary:
     """Return the summary of a run from the lines of its log."""
     run = next((line for line in lines if isinstance(line, RunLine)), None)

@@ -21,6 +21,7 @@ from underclock.runtime.controller.log import (
     Log,
     LogReader,
     Metrics,
+    held_before,
     live_line,
     live_scalars,
 )
@@ -68,6 +69,17 @@ def test_a_log_is_read_line_by_line_while_it_is_written(tmp_path: Path) -> None:
     log.write(_shown_step(7, None))
     log.close()
     assert reader.new() == (_shown_step(7, None),)
+
+
+def test_a_run_begins_with_what_the_last_of_the_same_log_learned(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    assert held_before(path, ("A40",), "train") == ()
+    run = msgspec.structs.replace(_run(arms="learned"), gpus=("A40",), workload="train")
+    arm = msgspec.structs.replace(_compared("learned", -0.03), held_mhz=(1200, 1740))
+    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in (run, arm)))
+    assert held_before(path, ("A40",), "train") == (1200, 1740)
+    assert held_before(path, ("A100",), "train") == ()
+    assert held_before(path, ("A40",), "finetune") == ()
 
 
 def test_scalars_are_of_one_gpu_and_only_what_is_known() -> None:

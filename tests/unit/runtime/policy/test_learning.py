@@ -171,6 +171,7 @@ def test_pieces_long_enough_for_a_change_get_clocks_of_their_own() -> None:
     assert high > 1800
     assert "in 2 segments" in "".join(job.words)
     assert job.machines[0].timetable.planned == 2
+    assert line.held_mhz == (low, high)
     assert job.machines[0].state is not State.HELD or job.machines[0]._held is None  # noqa: SLF001
 
 
