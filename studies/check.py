@@ -29,7 +29,7 @@ from underclock.core.model.costs import Costs
 from underclock.core.model.sample_sets import odd_repeats
 from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import choose_kernels
-from underclock.core.statistics.verdict import student_quantile
+from underclock.core.statistics.student import student_quantile
 from underclock.core.step.cost_table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, Record, SampleSet, Step, Window

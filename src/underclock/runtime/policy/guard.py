@@ -15,7 +15,7 @@ import statistics
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from underclock.core.statistics.verdict import student_quantile
+from underclock.core.statistics.student import student_quantile
 from underclock.records import TOLERANCE
 from underclock.units import format_percent
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from scipy.special import stdtrit
 
 from underclock.arrays import Floats
+from underclock.core.statistics.student import student_quantile
 from underclock.core.statistics.verdict import (
     MeanChange,
     count_within,
     judge,
     mean_change,
     pair_changes,
-    student_quantile,
 )
 from underclock.records import MOST_REPEATS, Verdict
 
