@@ -178,3 +178,30 @@ def test_the_seed_decides_what_an_unkind_board_does() -> None:
 
     assert first == again
     assert all(one != two for one, two in itertools.product(first[:1], other))
+
+
+def test_a_reading_of_a_second_rises_late_and_falls_for_longer_on_an_unkind_board() -> None:
+    shown: dict[bool, list[float]] = {}
+    for model in (_SMOOTH, _MODEL):
+        gpu = VirtualGpu(model, seed=0, unit=1)
+        gpu.advance(10.0)
+        rest_w = gpu.power_w
+        gpu.begin([_SHORT])
+        watts, power_w = [], []
+        for tick in range(60):
+            if tick == 20:
+                gpu.end()
+            gpu.advance(0.1)
+            power_w.append(gpu.power_w)
+            gauges = gpu.gauges
+            seen_w = gauges.shown_w(gauges.sensors.usage, gpu.now_s, gpu.energy_j, gpu.power_w)
+            watts.append((seen_w / gpu.unit.gain - rest_w) / (power_w[0] - rest_w))
+        shown[model.smooth] = watts
+
+    smooth, unkind = shown[True], shown[False]
+    assert smooth[4] == pytest.approx(0.5, abs=0.03)
+    assert smooth[30] == pytest.approx(0.0, abs=0.03)
+    # A burst of 2 s: half after 0.7 s, nearly all after 1.0; then half after 0.5, 10 % after 1.8.
+    assert (unkind[6], unkind[9], unkind[19]) == pytest.approx((0.53, 0.97, 1.0), abs=0.05)
+    assert (unkind[24], unkind[37]) == pytest.approx((0.47, 0.09), abs=0.05)
+    assert sum(unkind) == pytest.approx(sum(smooth), rel=0.03)

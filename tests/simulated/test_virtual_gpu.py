@@ -84,7 +84,7 @@ def test_the_counter_lags_the_truth_by_less_than_a_tick(
 def test_the_gain_bends_what_sensors_show_and_never_the_truth(unit: int) -> None:
     exact, bent = (VirtualGpu(_MODEL, seed=0, unit=unit) for _ in range(2))
     gain = bent.unit.gain
-    exact.gauges = type(exact.gauges)(AMPERE, 1.0)
+    exact.gauges = type(exact.gauges)(AMPERE, 1.0, kind=bent.unit.kind)
     for gpu in (exact, bent):
         gpu.begin([_HEAVY])
         gpu.advance(3.0)

@@ -55,7 +55,7 @@ class VirtualGpu:
         self.on_follow: Callable[[Domain], None] | None = None  # called with the truth, for scoring
         self.agenda = Agenda()
         sensors = model.sensors or (self.board.sensors if self.board else AMPERE)
-        self.gauges = BoardSensors(sensors, self.unit.gain)
+        self.gauges = BoardSensors(sensors, self.unit.gain, kind=self.unit.kind)
         noise, jitter, energy_calls, setter_calls = (
             np.random.default_rng([seed, unit, stream]) for stream in range(4)
         )
