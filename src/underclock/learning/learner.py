@@ -44,7 +44,7 @@ _NOISE_FROM = 4  # blocks at auto that say how blocks scatter
 _USUAL_NOISE = 0.004
 _SURE, _LEAST_PAIRS, _MOST_PAIRS = 0.003, 16, 120  # half of an interval; of the trial
 _JUDGED_EVERY = 8  # pairs: looking after each would end trials that seem surer than they are
-_TOLERATED, _MOST_CORRECTIONS = 0.001, 2  # of time over the budget in a trial; and how often
+_TOLERATED, _MOST_CORRECTIONS = 0.001, 3  # of time over the budget in a trial; and how often
 _SETTLINGS = 6  # of choices under the power cap
 _REMEMBERED = 24
 _BARRED = 30  # blocks in which clocks as low as one that cost much time are not tried; and longer
@@ -157,7 +157,7 @@ class Learner:
             self._lost += block.time_s / self._auto_s - 1.0 - self.budget
             self._lost = max(self._lost, -self.budget * _PAYS_BACK)
         if self._response is not None and self.stage is not LearningStage.HELD:
-            self._response.learn(block, self._noise(0), self._noise(1))
+            self._learn(block)
         if was_left and self.stage in {LearningStage.TRIAL, LearningStage.HELD}:
             self._pairs.clear()
             self._enter(LearningStage.SEGMENTS)
@@ -171,17 +171,12 @@ class Learner:
             raise AssertionError("auto was measured first")
         return self.auto_s
 
-    def _noise(self, quantity: int) -> float:
-        """Return how far blocks at auto scatter in time (0) or energy (1), as a fraction."""
-        values = [
-            each.time_s if quantity == 0 else each.energy_j
-            for each in self._autos
-            if each.energy_j is not None
-        ]
-        if len(values) < _NOISE_FROM:
-            return _USUAL_NOISE
-        steps = np.diff(np.log(np.array(values, dtype=np.float64)))
-        return robust_sigma(steps) / math.sqrt(2.0)
+    def _learn(self, block: BlockReading) -> None:
+        """Take in a block; how far each segment and the energy scatter is known from auto."""
+        times_s = np.array([each.times_s for each in self._autos])
+        energies_j = [each.energy_j for each in self._autos if each.energy_j is not None]
+        time_noise = np.array([_scatter(each) for each in times_s.T])
+        self._known.learn(block, time_noise, _scatter(np.array(energies_j)))
 
     def _enter(self, stage: LearningStage) -> None:
         self.stage, self._in_stage = stage, 0
@@ -256,7 +251,7 @@ class Learner:
         self._autos = deque((each for each in grouped if each.at_auto), maxlen=_REMEMBERED)
         self._begin(grouped)
         for block in grouped:
-            self._known.learn(block, self._noise(0), self._noise(1))
+            self._learn(block)
 
     def _look(self) -> None:
         """Choose one clock for the next block."""
@@ -375,11 +370,9 @@ class Learner:
         if over <= _TOLERATED or self.best is None:
             return True
         self._corrections += 1
-        near, before = self._corrections <= _MOST_CORRECTIONS, self.best
+        self._margin += over  # so far off is what is expected around here
+        near = self._corrections <= _MOST_CORRECTIONS
         best = self._mean_best(reach=_REACH) if near else None
-        if best is not None and (best == before).all():  # what is expected stays off
-            self._margin += over
-            best = self._mean_best(reach=_REACH)
         self.best = self._mean_best(one_clock=True) if best is None else best
         self._pairs.clear()
         self.saving = None
@@ -454,6 +447,13 @@ class Learner:
                     held[own] = below
                     break
         return held
+
+
+def _scatter(values: Floats) -> float:
+    """Return how far blocks in a row scatter, as a fraction."""
+    if len(values) < _NOISE_FROM:
+        return _USUAL_NOISE
+    return robust_sigma(np.diff(np.log(values))) / math.sqrt(2.0)
 
 
 def options(listed_mhz: Sequence[int], auto_mhz: float, *, is_sparse: bool) -> tuple[int, ...]:

@@ -113,19 +113,19 @@ class Response:
         self._power = _Field(usual, covariance)
         self._at = np.arange(count) * len(ratio)
 
-    def learn(self, block: BlockReading, time_noise: float, energy_noise: float) -> None:
+    def learn(self, block: BlockReading, time_noise: Floats, energy_noise: float) -> None:
         """Take in a block.
 
         Args:
-            time_noise: Of a segment's mean over the block, as a fraction; ``energy_noise``
-                likewise of the block's energy.
+            time_noise: Of each segment's mean over the block, as a fraction. Shape (S,).
+            energy_noise: Likewise of the block's energy.
         """
         rows = [self._row(mhz) for mhz in block.core_mhz]
         values = block.times_s / self.auto_s
         odd = self._oddness(rows, values, time_noise)
-        noise = odd * max(time_noise, _LEAST_NOISE)
-        for own, (index, weight), value in zip(self._times, rows, values, strict=True):
-            own.observe(index, weight, float(value), noise * float(value))
+        noise = odd * np.maximum(time_noise, _LEAST_NOISE) * values
+        for own, (index, weight), value, off in zip(self._times, rows, values, noise, strict=True):
+            own.observe(index, weight, float(value), float(off))
         if block.energy_j is None:
             return
         self._power.spread(-1, _WANDERS**2)
@@ -151,13 +151,15 @@ class Response:
         return np.array([above - 1, above]), np.array([1.0 - share, share])
 
     def _oddness(
-        self, rows: Sequence[tuple[Ints, Floats]], values: Floats, time_noise: float
+        self, rows: Sequence[tuple[Ints, Floats]], values: Floats, time_noise: Floats
     ) -> float:
         """Return how many times less sure than others a block is: one that was interrupted."""
         away = [
             abs(value - own.mean[index] @ weight)
-            / np.sqrt(weight @ own.covariance[np.ix_(index, index)] @ weight + time_noise**2)
-            for own, (index, weight), value in zip(self._times, rows, values, strict=True)
+            / np.sqrt(weight @ own.covariance[np.ix_(index, index)] @ weight + off**2)
+            for own, (index, weight), value, off in zip(
+                self._times, rows, values, time_noise, strict=True
+            )
         ]
         return max(1.0, float(np.median(away)) / _ODD)
 

@@ -253,7 +253,7 @@ def test_a_block_moves_what_is_expected_and_its_error() -> None:
         energy_j=auto.energy_j,
         steps=10,
     )
-    response.learn(slow, 0.002, 0.004)
+    response.learn(slow, np.full(len(slow.times_s), 0.002), 0.004)
     after_s, after_j = response.expected()
     assert after_s[0, 0] / auto.times_s[0] == pytest.approx(1.2, abs=0.01)
     assert after_s[0, 1] > 0.9 * before_s[0, 1]
