@@ -11,6 +11,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.model.conditioning import Sizes, likeliest_sizes
 from underclock.core.model.left_out import Selection
+from underclock.core.model.observed import Observed
 from underclock.records import SampleSet
 
 Off: TypeAlias = Mapping[str, Any]
@@ -38,6 +39,11 @@ def _usual_noise(observed: Any, usual: Floats) -> Floats:  # noqa: ANN401
     return np.tile(usual[:, None], observed.squares.shape[1])
 
 
+def _known_noise(*of: Any, **_: bool) -> Observed:  # noqa: ANN401
+    return _OBSERVED(*of, alike=True)
+
+
+_OBSERVED = Observed.of
 _MODEL = "underclock.core.model."
 PARTS: dict[str, Off] = {
     "several starts": {f"{_MODEL}most_likely.restart": _as_it_is},
@@ -64,6 +70,10 @@ PARTS: dict[str, Off] = {
     "energies off together": {f"{_MODEL}estimate._TOGETHER": 1.0},
     "what choosing costs": {f"{_MODEL}left_out.Selection.of": lambda *_: Selection()},
     "bounds of time": {f"{_MODEL}estimate.bounded": lambda log_s, *_: log_s},
+    "times between rows": {f"{_MODEL}estimate.between_rows": lambda posterior, *_: posterior},
+    "attested rows": {f"{_MODEL}estimate._ATTESTED": np.inf},
+    "impossible rows": {f"{_MODEL}estimate._slips": lambda log_s, _: np.zeros_like(log_s, bool)},
+    "scale of unknown noise": {f"{_MODEL}estimate.Observed.of": _known_noise},
 }
 
 

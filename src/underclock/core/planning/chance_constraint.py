@@ -1,8 +1,7 @@
 """A time budget as a chance constraint: it holds with 95 % confidence.
 
-The expected time is within the budget. A verdict on a whole step allows for a tenth of a point, for
-its time is measured no better; within that the budget holds with 95 % confidence. A budget on sums
-of kernels holds as it is written.
+The expected time is within the budget. A verdict allows for a tenth of a point, for the time of a
+step is measured no better; within that the budget holds with 95 % confidence.
 
 What a choice of clocks does to the time is known with an error, so a choice whose expected time
 just meets the budget overruns it as often as not. The solver is therefore given an aim below the
