@@ -40,7 +40,7 @@ from underclock.store import read_samples
 
 WORKLOAD = "gpt3-xl"
 GPUS = ("rtx3080ti", "a100", "a40", "h200")
-BOARDS = ("smooth", "1", "2")  # kind, or a unit
+BOARDS = ("smooth", "1", "2", "3")  # kind, or a unit
 BUDGETS = (0.01,)
 LATENCIES_S = (0.0, 6e-3)  # 0 is free switching
 OVER = 0.001  # of auto's time: so far beyond its budget a plan may run
