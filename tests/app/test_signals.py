@@ -13,9 +13,8 @@ import pytest
 
 from underclock.app import main
 from underclock.app.measuring import measure
-from underclock.app.output import share_bar
+from underclock.app.output import INCONCLUSIVE, share_bar
 from underclock.app.planning import plan
-from underclock.app.validate import INCONCLUSIVE
 from underclock.campaign.grid import Campaign
 from underclock.core.planning.best_choice import Goal
 from underclock.gpus.models import Bounds

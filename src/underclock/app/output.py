@@ -142,6 +142,9 @@ def samples_beside(output: Path | None) -> Path:
     return output.with_suffix(".samples.db")
 
 
+NOT_KEPT, INCONCLUSIVE = 7, 8  # exit codes, which `run` ends with too: it loads no more for them
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """Where a command's answer goes: to a file, to a machine, to a person."""

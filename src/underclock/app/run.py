@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from underclock.app.options import FRACTION, json_option
-from underclock.app.output import print_json, print_table, say
+from underclock.app.output import INCONCLUSIVE, NOT_KEPT, print_json, print_table, say
 from underclock.errors import NotPermittedError, UsageError
 from underclock.hw.interrupts import BY_SIGNAL, InterruptedBySignal
 
@@ -182,7 +182,6 @@ def _show(ran: "Ran", *, as_json: bool) -> None:
 
 
 def _code(ran: "Ran") -> int:
-    from underclock.app.validate import INCONCLUSIVE, NOT_KEPT
     from underclock.records import Verdict
     from underclock.records.runs import LEARNED
 

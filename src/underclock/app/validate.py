@@ -22,7 +22,7 @@ from underclock.app.options import (
     source_option,
     step_file,
 )
-from underclock.app.output import Delivery, progress_bar
+from underclock.app.output import INCONCLUSIVE, NOT_KEPT, Delivery, progress_bar
 from underclock.arrays import Floats
 from underclock.campaign.loop import (
     OWN_HEAT,
@@ -67,9 +67,6 @@ from underclock.tracing.source import StepFile, StepFunction
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-NOT_KEPT = 7
-INCONCLUSIVE = 8
 
 
 @click.command(name="validate")
