@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.app.validate import judged_runs
+from underclock.app.validating import judged_runs
 from underclock.records import TOLERANCE, Clocks, Plan, SampleSet, Validation
 from underclock.store import read_samples
 

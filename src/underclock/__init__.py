@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from underclock.app.report import write_report as write_report
     from underclock.app.serving import plan_serving as plan_serving
     from underclock.app.switching import Switching as Switching
-    from underclock.app.transfer import Confirm as Confirm
-    from underclock.app.transfer import transfer as transfer
-    from underclock.app.validate import validate as validate
+    from underclock.app.transferring import Confirm as Confirm
+    from underclock.app.transferring import transfer as transfer
+    from underclock.app.validating import validate as validate
     from underclock.campaign.grid import Campaign as Campaign
     from underclock.campaign.grid import ClockControl as ClockControl
     from underclock.campaign.grid import Grid as Grid
@@ -88,8 +88,8 @@ _HOMES = {
         "app.report": "write_report",
         "app.serving": "plan_serving",
         "app.switching": "Switching",
-        "app.transfer": "Confirm transfer",
-        "app.validate": "validate",
+        "app.transferring": "Confirm transfer",
+        "app.validating": "validate",
         "campaign.grid": "Campaign ClockControl Grid",
         "core.planning.strategies": "Goal",
         "core.planning.serving": "ServingBudget",

@@ -7,7 +7,7 @@ import pytest
 
 from fake_gpu import FakeClock
 from underclock import SampleSet, plan
-from underclock.app.tune import Answers, keep_running
+from underclock.app.tuning import Answers, keep_running
 from underclock.core.planning.best_choice import Goal
 from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.simulated.rig import simulated_driver

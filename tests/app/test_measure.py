@@ -12,7 +12,7 @@ from underclock.app import main
 from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.validate import validate
+from underclock.app.validating import validate
 from underclock.campaign.grid import Campaign, settings_of
 from underclock.core.planning.best_choice import Goal
 from underclock.errors import DataError, UsageError

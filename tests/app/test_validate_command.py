@@ -9,7 +9,7 @@ import pytest
 
 from judged_tables import judged
 from underclock.app import main
-from underclock.app.validate import validate
+from underclock.app.validating import validate
 from underclock.records import Plan, Validation
 from underclock.store import read_document
 
@@ -47,7 +47,7 @@ def _on_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
         made = read_document(plan, Plan)
         return judged(made, Path("sweep.csv"), repeats=repeats, tolerance=tolerance)
 
-    monkeypatch.setattr("underclock.app.validate.validate", on_table)
+    monkeypatch.setattr("underclock.app.validating.validate", on_table)
 
 
 def _validate(*more: str) -> None:

@@ -17,7 +17,7 @@ from benches import bench
 from simulated_steps import Executed
 from simulated_steps import execute as control
 from underclock.app.report import write_report
-from underclock.app.validate import validate
+from underclock.app.validating import validate
 from underclock.campaign.loop import WholeSteps, run_in_turns
 from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.gpus.models import GpuModel, Latency, SwitchingModel, gpu_model

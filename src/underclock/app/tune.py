@@ -1,23 +1,17 @@
-"""tune: from a training command to a plan, in one folder; nothing is done twice."""
+"""``underclock tune``."""
 
-import os
 import shlex
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-import underclock
 from underclock.app import measure as measuring
 from underclock.app import run as running
-from underclock.app.backends import open_gpu
-from underclock.app.latency import measure_latency
-from underclock.app.launching import trace_command
 from underclock.app.options import DURATION, FRACTION, folder_option
 from underclock.app.output import (
     counted_bar,
@@ -27,30 +21,14 @@ from underclock.app.output import (
     share_bar,
     warn,
 )
-from underclock.app.planning import plan
-from underclock.app.report import write_report
-from underclock.app.switching import KNOWN, switching_of
-from underclock.core.planning.best_choice import Goal
-from underclock.core.step.whole_step import whole_steps
-from underclock.errors import (
-    DataError,
-    InfeasibleError,
-    NotAppliedError,
-    NotSupportedError,
-    UsageError,
-)
-from underclock.hw.base import Clock, SystemClock
-from underclock.hw.gpu_names import GpuKind, GpuName, parse_gpu
-from underclock.hw.nvml import shown_by_cuda
-from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
-from underclock.hw.simulated.served.server import served_gpus
-from underclock.records import Plan, Step, Window
-from underclock.report.answer import is_unsure, saving
-from underclock.runtime.trainer.step_meter import samples_of_running
-from underclock.store import SampleFile, read_document, read_samples, write_document
-from underclock.tracing.held import may_lock
-from underclock.tracing.source import TRACING, TracePhase, TrainingCommand, source_of_command
-from underclock.units import format_duration
+from underclock.errors import NotAppliedError, NotSupportedError
+
+if TYPE_CHECKING:
+    from underclock.app.tuning import Answers
+    from underclock.core.planning.best_choice import Goal
+    from underclock.hw.gpu_names import GpuName
+    from underclock.records import Plan, Step
+    from underclock.tracing.source import TrainingCommand
 
 _STEERED_S = 180.0  # of the GPU's time, by default
 _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
@@ -84,6 +62,15 @@ def command(
 
     Example: underclock tune --gpu sim:rtx3080ti -- python train.py --epochs 3
     """
+    from underclock.app.report import write_report
+    from underclock.app.tuning import Answers, planned_before, runs_elsewhere, to_hold
+    from underclock.core.planning.best_choice import Goal
+    from underclock.hw.gpu_names import parse_gpu
+    from underclock.hw.nvml import shown_by_cuda
+    from underclock.store import write_document
+    from underclock.tracing.held import may_lock
+    from underclock.tracing.source import TrainingCommand
+
     gpu = gpu or shown_by_cuda()[0]
     goal, name = Goal(max_slowdown=max_slowdown), parse_gpu(gpu)
     training, assume = TrainingCommand.of(command_line), runs_elsewhere(name)
@@ -140,16 +127,21 @@ def command(
 
 
 def _traced(
-    command: TrainingCommand,
+    command: "TrainingCommand",
     file: Path,
     samples: Path,
     answers: "Answers",
     *,
-    gpu: GpuName,
+    gpu: "GpuName",
     assume: bool,
     measure: tuple[str, ...],
-) -> Step:
+) -> "Step":
     """Return the step on file, or trace and measure it in one run; of ranks the first one's."""
+    from underclock.app.launching import trace_command
+    from underclock.app.tuning import keep_running, traced_before
+    from underclock.store import write_document
+    from underclock.tracing.source import TRACING, TracePhase
+
     step = traced_before(command, file, assume=assume)
     if step is None:
         say(f"running {shlex.join(command.words)} for real, until a step was traced", err=True)
@@ -178,6 +170,8 @@ def _traced(
 
 
 def _measure_latency(gpu: str, samples: Path) -> None:
+    from underclock.app.latency import measure_latency
+    from underclock.store import write_document
 
     place = samples.with_suffix(".latency.json")
     if place.exists():
@@ -189,7 +183,10 @@ def _measure_latency(gpu: str, samples: Path) -> None:
         warn((f"{exc}: the plan takes what is reported of such GPUs",))
 
 
-def _plan(samples: Path, goal: Goal, latency: str | None) -> Plan:
+def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
+    from underclock.app.planning import plan
+    from underclock.app.switching import KNOWN, switching_of
+    from underclock.store import read_samples
 
     sample_set = read_samples(samples)
     takes: dict[str, Any] = {"latency": latency or KNOWN}
@@ -201,11 +198,12 @@ def _plan(samples: Path, goal: Goal, latency: str | None) -> Plan:
 
 
 def _show(
-    made: Plan, more: str, folder: Path, command_line: tuple[str, ...], said: Sequence[str]
+    made: "Plan", more: str, folder: Path, command_line: tuple[str, ...], said: Sequence[str]
 ) -> None:
     from underclock.report import plan_tables
     from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmName, Arms
     from underclock.runtime.trainer.sites import scheduled
+    from underclock.units import format_duration
 
     warn(tuple(sentence for sentence in made.warnings if sentence not in said))
     print_table(*plan_tables(made, brief=True))
@@ -221,119 +219,3 @@ def _show(
             f"underclock run {folder / 'plan.json'} --arms auto,plan -- {shlex.join(command_line)}"
         )
         say(f"to train so, and measure in {takes}, what it saves: {run}")
-
-
-_EVERY_S, _FIRST_S = 10.0, 2.0  # an answer; a look whether there is a first one
-_SURE = 0.005  # of the step's energy: what anybody would act on
-
-
-def runs_elsewhere(gpu: GpuName) -> bool:
-    """Whether a GPU is simulated, so that a step runs on the CPU and its kernels are assumed."""
-    if gpu.kind is GpuKind.REPLAYED:
-        raise UsageError(
-            f"{gpu.text} is a table, on which nothing trains", hint="name a GPU: nvml:0"
-        )
-    if gpu.is_simulated:
-        return True
-    with nvml_session():
-        return is_simulated()
-
-
-def traced_before(command: TrainingCommand, file: Path, *, assume: bool) -> Step | None:
-    """Return the step on file; ``None`` where there is none."""
-    if not file.exists():
-        return None
-    step = read_document(file, Step)
-    if step.source != source_of_command(command, file.parent) or step.is_assumed != assume:
-        raise UsageError(
-            f"{file} is of {step.source or step.name}, or of what that file held before",
-            hint="name another folder with -o, or remove this one to begin again",
-        )
-    return step
-
-
-def planned_before(file: Path, samples: Path, gpu: GpuName, goal: Goal) -> Plan | None:
-    """Return the plan on file where it is of these samples, this GPU and this budget."""
-    if not file.exists() or not samples.exists():
-        return None
-    if file.stat().st_mtime_ns < samples.stat().st_mtime_ns:
-        return None
-    plan = read_document(file, Plan)
-    with open_gpu(gpu) as opened:
-        here = opened.gpu.info().name
-    return plan if (plan.gpu.name, plan.max_slowdown) == (here, goal.max_slowdown) else None
-
-
-def keep_running(step: Step, window: Window, gpu: GpuName, to: Path) -> None:
-    """Write the one window there is of a step whose kernels cannot be run alone."""
-    with open_gpu(gpu) as opened:
-        header = samples_of_running(step, opened.gpu, underclock.__version__)
-    with SampleFile.create(to, header) as file:
-        file.append(window, gpu_s=window.window_s or 0.0)
-
-
-class Answers:
-    """What samples say of one clock for the step while they are taken; `show` gets each answer."""
-
-    def __init__(self, samples: Path, goal: Goal, clock: Clock | None = None) -> None:
-        self.show: Callable[[str], None] = lambda _answer: None
-        self._said = False
-        self._samples, self._goal = samples, goal
-        self._clock = clock or SystemClock()
-        self._begun_s: float | None = None
-        self._next_s = 0.0
-
-    def refresh(self) -> None:
-        """Answer again if that is due and there are samples; the first answer stays a line."""
-        now_s = self._clock.now_s()
-        if now_s < self._next_s or not self._samples.exists():
-            return
-        self._begun_s = self._begun_s or now_s
-        self._next_s = now_s + (_EVERY_S if self._said else _FIRST_S)
-        try:
-            steps = whole_steps(read_samples(self._samples))
-            made = None if steps is None else plan(steps, self._goal)
-        except (DataError, InfeasibleError):  # too few yet
-            return
-        if made is None:
-            return
-        more = self.more(made)
-        text = f"{saving(made)}, at {made.one_pair}{more and '; '}{more}"
-        if not self._said:
-            say(f"first answer, after {now_s - self._begun_s:.0f} s of measuring: {text}", err=True)
-        self._said = True
-        self.show(text)
-
-    def more(self, made: Plan) -> str:
-        """Say how much longer a plan takes to be sure: its errors fall with the root of time."""
-        interval = made.headline.energy_interval
-        if interval is None or not is_unsure(made) or self._begun_s is None:
-            return ""
-        half = 0.5 * (interval[1] - interval[0])
-        wanted = max(_SURE, abs(made.headline.energy_change or 0.0))
-        more_s = (self._clock.now_s() - self._begun_s) * ((half / wanted) ** 2 - 1.0)
-        if more_s <= 0.0:
-            return ""
-        return (
-            f"about {format_duration(more_s)} more of GPU time would measure it to ± {wanted:.1%}"
-        )
-
-
-@contextmanager
-def to_hold(gpu: GpuName) -> Iterator[str]:
-    """Yield the GPU on which a plan can be held: a simulated one is served as long as the block."""
-    if not gpu.is_simulated:
-        yield gpu.text
-        return
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        served_gpus(gpu.name, socket := Path(folder) / "gpu.sock"),
-    ):
-        before = os.environ.get(SIMULATOR)
-        os.environ[SIMULATOR] = str(socket)
-        try:
-            yield "nvml:0"
-        finally:
-            os.environ.pop(SIMULATOR)
-            if before is not None:
-                os.environ[SIMULATOR] = before

@@ -6,7 +6,7 @@ import pytest
 
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.validate import validate
+from underclock.app.validating import validate
 from underclock.campaign.grid import Campaign, ClockControl
 from underclock.core.planning.best_choice import Goal
 from underclock.errors import UsageError

@@ -9,7 +9,7 @@ import underclock
 from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.validate import validate
+from underclock.app.validating import validate
 from underclock.campaign.grid import Campaign, Grid
 from underclock.core.planning.best_choice import Goal
 from underclock.errors import DataError, UsageError
