@@ -277,7 +277,7 @@ class JobLearning:
     def _ran_mhz(self, read_mhz: Sequence[float], times_s: Floats) -> Floats:
         """Return the clock of each piece: what was asked for, or what the power cap left of it."""
         if self._is_auto:
-            return np.full(len(self._held), max(read_mhz))
+            return np.full(len(self._held), np.median(read_mhz))
         asked_mhz = np.array(self._held, dtype=np.float64)
         shares = times_s / times_s.sum()
         scatter_mhz = math.sqrt(float(shares @ (asked_mhz - shares @ asked_mhz) ** 2))
