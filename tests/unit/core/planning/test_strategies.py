@@ -27,6 +27,7 @@ from underclock.core.step.power_cap import PowerCap
 from underclock.core.step.power_capped_step import step_cost
 from underclock.records import (
     AUTO,
+    TOLERANCE,
     Aggregate,
     Arm,
     Clocks,
@@ -314,7 +315,9 @@ def test_arms_are_nested_and_keep_the_budget_however_unsure_costs_are(
     for arm in compared.arms:
         if arm.cost is not None:
             change = risk.predicted_change(compared.settings[arm.name])
-            assert change.time_change + ONE_SIDED * change.time_spread <= budget + 1e-5
+            assert change.time_change <= budget + 1e-5
+            surely = change.time_change + ONE_SIDED * change.time_spread
+            assert surely <= budget + TOLERANCE + 1e-5  # a verdict allows for that
 
 
 @pytest.mark.untraced
