@@ -426,9 +426,10 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
             from underclock.learning import blocks  # noqa: PLC0415 - it loads NumPy
             from underclock.runtime.policy.learning import LearningPolicy  # noqa: PLC0415
 
-            asked = {name: options[name] for name in ("max_slowdown", "seed", "dry")}
-            before = held_before(Path(options["log"]), tuple(names), options["name"])
-            job = job or blocks.JobLearning(cores_mhz, held_before=before, **asked)
+            if job is None:  # one for all GPUs
+                asked = {name: options[name] for name in ("max_slowdown", "seed", "dry")}
+                before = held_before(Path(options["log"]), tuple(names), options["name"])
+                job = blocks.JobLearning(cores_mhz, held_before=before, **asked)
             policy = LearningPolicy(machine, part.schedules[0], job)
         else:
             policy = Policy(machine, part.schedules[0], OBSERVED)
