@@ -186,7 +186,8 @@ class Learner:
             return
         if self.held_before:
             mhz = sorted({*self.held_before})
-            self._cut(tuple(map(mhz.index, self.held_before)), self._blocks)
+            segments = tuple(map(mhz.index, self.held_before))
+            self._cut(segments, _usual_s(self._blocks), self._blocks)
             self.best, self.choice = np.searchsorted(self.core_mhz, mhz), self._auto
             self._enter(LearningStage.TRIAL)
             return
@@ -228,7 +229,7 @@ class Learner:
         blocks, self._blocks = self._blocks, []
         if self.least_s is None:
             return
-        lasts_s: Floats = np.median([each.times_s for each in blocks if each.at_auto], axis=0)
+        lasts_s = _usual_s(blocks)
         segments = merged_kinds(self._kinds, lasts_s.tolist(), self.least_s, _MOST_SEGMENTS)
         count = max(segments) + 1
         if count == len(self._auto) == 1:
@@ -236,15 +237,16 @@ class Learner:
         best_mhz = None if self.best is None else self.core_mhz[int(self.best[0])]
         least = int(self._least[0])
         least_mhz = self.core_mhz[least] if least < len(self.core_mhz) else math.inf
-        self._cut(segments, blocks)
+        self._cut(segments, lasts_s, blocks)
         clocks = np.array(self.core_mhz)
         self._least = np.full(count, np.searchsorted(clocks, least_mhz) if least else 0)
         if best_mhz is not None:
             self.best = np.full(count, np.argmin(np.abs(clocks - best_mhz)))
 
-    def _cut(self, segments: tuple[int, ...], blocks: Sequence[BlockReading]) -> None:
-        """Know of segments what blocks say of pieces."""
-        lasts_s: Floats = np.median([each.times_s for each in blocks if each.at_auto], axis=0)
+    def _cut(
+        self, segments: tuple[int, ...], lasts_s: Floats, blocks: Sequence[BlockReading]
+    ) -> None:
+        """Know of segments what blocks say of pieces, and how long pieces last."""
         self.segments, self._auto = segments, np.full(max(segments) + 1, -1)
         self._least, self._phases = np.zeros_like(self._auto), phases_of(segments, lasts_s)
         grouped = [each.by_segments(segments) for each in blocks]
@@ -449,6 +451,12 @@ class Learner:
         return held
 
 
+def _usual_s(blocks: Sequence[BlockReading]) -> Floats:
+    """Return how long pieces usually last at auto. Shape (P,)."""
+    usual_s: Floats = np.median([each.times_s for each in blocks if each.at_auto], axis=0)
+    return usual_s
+
+
 def _scatter(values: Floats) -> float:
     """Return how far blocks in a row scatter, as a fraction."""
     if len(values) < _NOISE_FROM:
@@ -471,7 +479,7 @@ def options(listed_mhz: Sequence[int], auto_mhz: float, *, is_sparse: bool) -> t
         apart = _APART * (near_mhz + _WIDENS * (near_mhz - mhz))
         if _LOWEST * near_mhz <= mhz <= taken[-1] - apart:
             taken.append(mhz)
-    # Where others draw less, the power cap leaves a segment more than it left to all.
+    # Where the rest of a phase draws less, the power cap leaves a segment more than it left to all.
     for mhz in sorted(listed_mhz):
         apart = _APART * (near_mhz + _WIDENS * (mhz - near_mhz))
         if taken[0] + apart <= mhz <= _ABOVE * near_mhz:
