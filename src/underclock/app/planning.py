@@ -122,7 +122,7 @@ def plan(
     direct, free = plan(steps, goal, baseline=baseline), made.find(Strategy.KERNEL_GLOBAL)
     arms, auto = direct.arms, direct.arm("auto").cost
     if free and free.cost and auto and not direct.find(free.name):
-        time_s = auto.time_s * (1.0 + free.cost.time_change)  # of the same auto as the others
+        time_s = auto.time_s * (1.0 + free.cost.time_change)  # of the auto that every arm has
         energy_j = auto.energy_j * (1.0 + free.cost.energy_change)
         cost = msgspec.structs.replace(free.cost, time_s=time_s, energy_j=energy_j)
         arms = (*arms, msgspec.structs.replace(free, cost=cost))

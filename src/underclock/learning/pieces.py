@@ -40,7 +40,7 @@ def places_of(
         seen: All events of a step and the paths of their modules, in order.
         step_s: How long a step takes.
         ends: Events that end something: they are marked last.
-        sites: Launch at which each place is that a simulated GPU knows; others are not chosen.
+        sites: Launch of each place that a simulated GPU knows; no other place is chosen.
 
     Returns:
         The places, and the launches at which they are, where ``sites`` says.

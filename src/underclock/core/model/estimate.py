@@ -313,8 +313,8 @@ def _slips(log_s: Floats, repeats: Floats) -> Bools:
         repeats: Runs of each. Shape (K, C).
     """
     far = (log_s < log_s[:, [-1]] + math.log(_SLIP)) & (repeats < _ATTESTED)
-    others = np.isfinite(log_s).sum(axis=1) - 1
-    slips: Bools = far & (far.sum(axis=1) <= np.maximum(others // 2, 1))[:, None]
+    locked = np.isfinite(log_s).sum(axis=1) - 1
+    slips: Bools = far & (far.sum(axis=1) <= np.maximum(locked // 2, 1))[:, None]
     return slips
 
 

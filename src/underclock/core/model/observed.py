@@ -158,7 +158,7 @@ class Observed:
         by_shared: Shape (2, K, n, S).
         squares: Sum of squares of runs about their rows. Shape (2, K).
         freedom: Degrees of freedom of that. Shape (2, K).
-        unknown: Whose noise no repeat tells: it may be large where rows deviate. Shape (2, K).
+        unknown: Whose noise no repeat shows: it may be large where rows deviate. Shape (2, K).
     """
 
     log: Floats
@@ -178,7 +178,7 @@ class Observed:
         """Join runs at one clock pair, and compare rows with the physics.
 
         Args:
-            alike: Whether kernels without repeats scatter as others do: windows of one GPU.
+            alike: Whether kernels without repeats scatter as the rest does: windows of one GPU.
         """
         # Each row's kernel and place among the kernel's rows, and which row each run is of.
         clocks = np.stack([runs.kernel, runs.core_mhz, runs.mem_mhz, runs.free])

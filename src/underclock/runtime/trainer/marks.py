@@ -134,7 +134,7 @@ class Marker:
 
         Args:
             discovers: Choose places instead, and note them where the page is.
-            sites: Launch at which each place is that a simulated GPU knows; others are not chosen.
+            sites: Launch of each place that a simulated GPU knows; no other place is chosen.
         """
         self._schedule = schedule
         self._found: list[tuple[str, str]] | None = [] if discovers else None  # of one step
