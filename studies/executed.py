@@ -32,7 +32,7 @@ from underclock.campaign.loop import course_of, switching_model
 from underclock.core.planning.best_choice import Goal
 from underclock.gpus.models import SMOOTH, GpuModel, gpu_model
 from underclock.hw.measurer import BRISK
-from underclock.hw.simulated.rig import simulated_rig
+from underclock.hw.simulated.driver import simulated_rig
 from underclock.records import AUTO, Plan, SampleSet, Step
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated import Scheduled

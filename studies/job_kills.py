@@ -33,13 +33,11 @@ from pages import fill, markdown
 from underclock.core.job.network import network_of
 from underclock.core.job.schedules import Layout, pipeline
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SIMULATOR, nvml_session
-from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.hw.nvml_calls import SIMULATOR, SettableNvmlGpu, Setting, nvml_session
 from underclock.records import Arm, Cost, Evidence, GpuInfo, Status, Strategy
 from underclock.records.job import Held, Job, JobPlan, Profile, ProfileRow, Waiting
 from underclock.runtime.undo.guarded_gpu import left_behind
-from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import RUNTIME_DIR, Process, named_in
 from underclock.store import write_document
 
 RANKS = 4

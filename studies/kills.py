@@ -41,14 +41,12 @@ from msgspec.structs import replace as replace_record
 from pages import fill, made_by, markdown
 from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SIMULATOR, nvml_session
-from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.hw.nvml_calls import SIMULATOR, SettableNvmlGpu, Setting, nvml_session
 from underclock.records import AUTO, Clocks, Evidence, Pass
 from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
 from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.undo.guarded_gpu import left_behind
-from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import RUNTIME_DIR, Process, named_in
 from underclock.store import write_document
 
 WITHIN_S = 8.0

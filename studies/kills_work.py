@@ -11,11 +11,10 @@ from typing import Any
 
 from underclock.app.backends import open_gpu
 from underclock.errors import UnderclockError
-from underclock.hw.base import SystemClock
-from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.base import SystemClock, parse_gpu
 from underclock.hw.interrupts import interruptible
 from underclock.hw.lease import ClockLeases
-from underclock.hw.settable import Setting, Value
+from underclock.hw.nvml_calls import Setting, Value
 from underclock.records import Clocks
 from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.trainer.notes import Hook
@@ -94,7 +93,7 @@ def launch() -> None:
     work, told_on = "kills_work:begin", subprocess.DEVNULL
     options: dict[str, object] = {"first": int(first)}
     if plan:
-        work = "underclock.runtime.controller.governing:begin"
+        work = "underclock.runtime.controller.governor:begin"
         options = {"plan": plan[0], "latency_s": PERIOD_S / 2.0}
         told_on, notes = os.pipe()
         threading.Thread(target=_say, args=(Hook(notes, told_on), int(first)), daemon=True).start()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from underclock.errors import DeviceError
-from underclock.hw.simulated.rig import Rig
+from underclock.hw.simulated.driver import Rig
 from underclock.hw.watching import WatchedLoop
 from underclock.records import Kernel
 from underclock.records.latencies import changed

@@ -9,7 +9,7 @@ import numpy as np
 from underclock.core.solvers import Problem
 from underclock.core.solvers.knapsack import Exact
 from underclock.hw.simulated.clocks import snap
-from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.simulated.driver import Rig, simulated_rig
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
 from underclock.records import AUTO, Clocks, Kernel, Plan, Step
 from underclock.runtime.simulated import Scheduled, ScheduledLauncher

@@ -1,7 +1,7 @@
 """Measurers of simulated GPUs, for tests."""
 
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.simulated.rig import Rig
+from underclock.hw.simulated.driver import Rig
 from underclock.records import Evidence, MeasurementSettings
 
 

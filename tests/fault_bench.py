@@ -17,8 +17,7 @@ from underclock.runtime.controller.log import read_log
 from underclock.runtime.holding.held_gpu import applied
 from underclock.runtime.holding.run import HowToRun
 from underclock.runtime.undo.guarded_gpu import left_behind
-from underclock.runtime.undo.ownership import named_in
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import Process, named_in
 from underclock.testing import Control
 
 Comes = Callable[..., None]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from underclock.errors import NotPermittedError
 from underclock.hw.base import SystemClock
-from underclock.hw.settable import Setting, Value
+from underclock.hw.nvml_calls import Setting, Value
 from underclock.runtime.controller.gauges import Gauge, Gauges
 
 CLOCK = SystemClock()

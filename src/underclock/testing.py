@@ -12,10 +12,10 @@ nvidia-ml-py, and lets a test look behind them:
 `Control` lets things go wrong with them.
 """
 
-from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
-from underclock.hw.simulated.rig import SimulatedMachine, simulated_driver
+from underclock.hw.simulated.driver import SimulatedMachine, simulated_driver
 from underclock.hw.simulated.served.client import Control
 from underclock.hw.simulated.served.server import Served, served_gpus
+from underclock.hw.simulated.work import Fault, FaultKind, FaultScript
 
 __all__ = [
     "Control",

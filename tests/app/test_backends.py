@@ -4,8 +4,7 @@ import pytest
 
 from underclock.app.doctor import examine
 from underclock.errors import NotSupportedError, UsageError
-from underclock.hw.base import Capability
-from underclock.hw.gpu_names import GpuKind, parse_gpu
+from underclock.hw.base import Capability, GpuKind, parse_gpu
 
 
 @pytest.mark.parametrize(

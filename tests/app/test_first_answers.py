@@ -9,8 +9,8 @@ from fake_gpu import FakeClock
 from underclock import SampleSet, plan
 from underclock.app.tuning import Answers, keep_running
 from underclock.core.planning.best_choice import Goal
-from underclock.hw.gpu_names import parse_gpu
-from underclock.hw.simulated.rig import simulated_driver
+from underclock.hw.base import parse_gpu
+from underclock.hw.simulated.driver import simulated_driver
 from underclock.records import ALONE
 from underclock.store import SampleFile, read_samples
 

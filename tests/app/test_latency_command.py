@@ -13,7 +13,7 @@ from underclock.campaign.switches import measure_moves
 from underclock.errors import NotSupportedError, UnderclockError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY
-from underclock.hw.simulated.rig import simulated_driver
+from underclock.hw.simulated.driver import simulated_driver
 from underclock.records import Evidence
 from underclock.records.latencies import DriverMoves, LatencyTable
 from underclock.store import read_document

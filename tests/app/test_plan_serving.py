@@ -13,7 +13,7 @@ from underclock.errors import DataError
 from underclock.hw.measurer import BRISK
 from underclock.records import ALONE, Pass, SampleSet
 from underclock.records.serving import Basis
-from underclock.runtime.policy.governor import Governor, Note
+from underclock.runtime.controller.governor import Governor, Note
 from underclock.runtime.trainer.notes import BEGIN
 from windows import with_step
 

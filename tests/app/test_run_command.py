@@ -22,8 +22,7 @@ from underclock.records import Clocks
 from underclock.records.runs import StepLine
 from underclock.runtime.controller.log import read_log
 from underclock.runtime.holding.run import HeldRun
-from underclock.runtime.undo.ownership import RUNTIME_DIR
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import RUNTIME_DIR, Process
 from underclock.store import write_document
 from underclock.testing import served_gpus
 

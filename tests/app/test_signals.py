@@ -24,7 +24,7 @@ from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.records import Clocks, Kernel, Kind, MeasurementSettings, Step
 from underclock.runtime.controller.starting import ControllerProcess
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import Process
 from underclock.store import write_document
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from made_transfers import gpt, made_samples
 from underclock import Confirm, Plan, plan, save, transfer, write_report
 from underclock.app import main
-from underclock.hw.simulated.rig import simulated_rig
+from underclock.hw.simulated.driver import simulated_rig
 from underclock.records import GpuInfo, Kernel, Step
 from underclock.records.planned import MatchWay
 from underclock.store import read_document, read_samples

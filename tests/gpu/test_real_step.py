@@ -13,8 +13,7 @@ import pytest
 from contracts import LauncherContract, MixingMeasurerContract
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
 from underclock.hw.base import Clock, Durations, Measurer, Progress, SystemClock
-from underclock.hw.cuda.eager import EagerLauncher
-from underclock.hw.cuda.launcher import CudaLauncher
+from underclock.hw.cuda.launcher import CudaLauncher, EagerLauncher
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.simulated.driver import Rig, simulated_rig
 from underclock.records import Kernel, Step
 from underclock.workloads import workload
 

@@ -11,10 +11,10 @@ from contracts import (
     ReadOnlyGpuContract,
 )
 from underclock.hw.base import Clock, Gpu, Launcher, Measurer
+from underclock.hw.measurer import ReplayMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.replay import ReplayMeasurer
-from underclock.hw.simulated.rig import Rig
+from underclock.hw.simulated.driver import Rig
 from underclock.records import (
     Clocks,
     Evidence,

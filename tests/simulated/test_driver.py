@@ -28,17 +28,22 @@ from underclock.hw.measurer import BRISK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import (
     READ_ONLY,
+    SettableNvmlGpu,
     gpu_count,
     installed,
     is_read_only,
     nvml_session,
 )
-from underclock.hw.settable import SettableNvmlGpu
 from underclock.hw.simulated import calls
 from underclock.hw.simulated.calls import CArgument, DeviceCall, behind, put
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.driver import SimulatedDriver
-from underclock.hw.simulated.rig import Rig, SimulatedMachine, simulated_driver, simulated_rig
+from underclock.hw.simulated.driver import (
+    Rig,
+    SimulatedDriver,
+    SimulatedMachine,
+    simulated_driver,
+    simulated_rig,
+)
 from underclock.records import Clocks, Kernel
 from underclock.runtime.holding.held_gpu import holding
 from underclock.runtime.holding.run import run

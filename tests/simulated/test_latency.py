@@ -11,8 +11,8 @@ from underclock.campaign.switches import Bench, measure_moves, measure_switches
 from underclock.errors import NotPermittedError
 from underclock.gpus.models import Bounds, GpuModel, Latency, SwitchingModel, gpu_model
 from underclock.hw.base import SMALL_S
+from underclock.hw.simulated.driver import Rig, simulated_rig
 from underclock.hw.simulated.launcher import VirtualSmallKernels
-from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records.latencies import Domain, Reader, Switch
 from underclock.testing import Fault, FaultKind, FaultScript
 

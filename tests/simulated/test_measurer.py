@@ -14,8 +14,8 @@ from underclock.gpus.models import link_of
 from underclock.hw.base import Capability, Reading
 from underclock.hw.lease import ClockLeases
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.simulated.faults import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
-from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.simulated.driver import Rig, simulated_rig
+from underclock.hw.simulated.work import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
 from underclock.hw.watching import LONGEST_STILL_S, InterferenceCheck
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (

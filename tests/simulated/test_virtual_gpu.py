@@ -29,8 +29,8 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.boards import GAIN_WITHIN
 from underclock.hw.simulated.costs import SimulatedCosts, heater
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.faults import FaultKind
-from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.simulated.driver import Rig, simulated_rig
+from underclock.hw.simulated.work import FaultKind
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Kernel, Kind, MeasurementSettings, Mix, Step
 from underclock.records.latencies import Domain

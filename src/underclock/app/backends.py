@@ -11,15 +11,21 @@ from pathlib import Path
 
 from underclock.errors import UsageError
 from underclock.gpus.models import GpuModel, gpu_model, name_of_model
-from underclock.hw.base import Capability, Clock, Launcher, Measurer, SystemClock
-from underclock.hw.gpu_names import GpuKind, GpuName, parse_gpu
+from underclock.hw.base import (
+    Capability,
+    Clock,
+    GpuKind,
+    GpuName,
+    Launcher,
+    Measurer,
+    SystemClock,
+    parse_gpu,
+)
 from underclock.hw.lockstep import LeadersLeases, LeadingRank, StoreLine
-from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
+from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer, ReplayMeasurer
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
-from underclock.hw.replay import ReplayMeasurer
-from underclock.hw.settable import Setting, Value
-from underclock.hw.simulated.rig import simulated_rig
+from underclock.hw.nvml_calls import SIMULATOR, Setting, Value, is_simulated, nvml_session
+from underclock.hw.simulated.driver import simulated_rig
 from underclock.records import Evidence, MeasurementSettings, Step
 from underclock.runtime.undo.guarded_gpu import guarded
 from underclock.store import kind_of, read_samples, read_table

@@ -11,17 +11,18 @@ import underclock
 from underclock.app.options import delivered
 from underclock.app.output import Delivery
 from underclock.errors import DeviceError, NotSupportedError, UnderclockError
-from underclock.hw.gpu_names import GpuName, parse_gpu
+from underclock.hw.base import GpuName, parse_gpu
 from underclock.hw.nvml import PARTITIONED, NvmlGpu
 from underclock.hw.nvml_calls import (
     READ_ONLY,
     SIMULATOR,
+    WayName,
     gpu_count,
     is_read_only,
     is_simulated,
     nvml_session,
+    ways,
 )
-from underclock.hw.settable import WayName, ways
 from underclock.records import Evidence, GpuInfo, Record
 from underclock.records.latencies import Domain
 

@@ -10,10 +10,9 @@ from underclock.app.options import MHZ_LIST, delivered
 from underclock.app.output import Delivery, counted_bar
 from underclock.campaign.switches import Bench, Progress, measure_moves, measure_switches
 from underclock.errors import NotPermittedError, NotSupportedError, UsageError
-from underclock.hw.cuda.small_kernels import CudaSmallKernels
-from underclock.hw.gpu_names import parse_gpu
-from underclock.hw.nvml_calls import READ_ONLY, is_read_only
-from underclock.hw.settable import ways
+from underclock.hw.base import parse_gpu
+from underclock.hw.cuda.feed import CudaSmallKernels
+from underclock.hw.nvml_calls import READ_ONLY, is_read_only, ways
 from underclock.hw.simulated.launcher import VirtualLauncher, VirtualSmallKernels
 from underclock.records import Provenance
 from underclock.records.latencies import ClockReading, DriverMoves, LatencyTable, Quantiles

@@ -21,15 +21,14 @@ import msgspec
 
 from underclock.app.looking import RUNNING, RankStatus, TraceRequest, statuses
 from underclock.errors import MeasurementError, UnderclockError, UsageError
-from underclock.hw.base import SystemClock
-from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.base import SystemClock, parse_gpu
 from underclock.hw.nvml import NvmlGpu, shown_by_cuda
 from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Step, Window
 from underclock.runtime.controller.starting import can_be_read, end_family
 from underclock.runtime.holding.run import INJECT
 from underclock.runtime.trainer.kept_files import KEPT, LOOK, put_back
-from underclock.runtime.undo.processes import Process, family_of
+from underclock.runtime.undo.ownership import Process, family_of
 from underclock.store import read_document, write_document
 from underclock.tracing.job_files import SUFFIX, ProcessRank, told_of_ranks
 from underclock.tracing.source import TracePhase, TrainingCommand, source_of_command

@@ -34,7 +34,7 @@ from underclock.hw.nvml_calls import READ_ONLY
 from underclock.records import Step, StepSource, Window
 from underclock.records.common import Record
 from underclock.runtime.trainer.kept_files import LOOK, watch_libraries
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import Process
 from underclock.store import write_document
 from underclock.tracing import held
 from underclock.tracing.job_files import SUFFIX, leave_trace

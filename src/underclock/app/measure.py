@@ -194,7 +194,7 @@ def _training(
     step: Path | None, command_line: tuple[str, ...], gpu: str
 ) -> "TrainingCommand | None":
     """Return the command in whose process a step is measured; ``None`` where that is here."""
-    from underclock.hw.gpu_names import GpuKind, parse_gpu
+    from underclock.hw.base import GpuKind, parse_gpu
     from underclock.records import Step
     from underclock.store import read_document
     from underclock.tracing.held import is_handed_over

@@ -24,13 +24,12 @@ from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
 from underclock.campaign.recording import Recorder, WindowPolicy, record
 from underclock.core.step.whole_step import WHOLE
 from underclock.errors import DataError, NotSupportedError, UsageError
-from underclock.hw.base import Capability, Measurer
-from underclock.hw.gpu_names import GpuKind, parse_gpu
+from underclock.hw.base import Capability, GpuKind, Measurer, parse_gpu
 from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import FollowingRank, StoreLine
+from underclock.hw.measurer import ReplayMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.replay import ReplayMeasurer
 from underclock.records import MeasurementSettings, Plan, Provenance, SampleSet, Step, Strategy
 from underclock.tracing.held import held_launcher
 from underclock.tracing.job_files import ProcessRank

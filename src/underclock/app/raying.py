@@ -28,11 +28,10 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
-from underclock.hw.base import Capability
-from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.base import Capability, parse_gpu
 from underclock.hw.interrupts import INTERRUPTS
 from underclock.records import MeasurementSettings, SampleSet, Step
-from underclock.runtime.undo.processes import Process, family_of
+from underclock.runtime.undo.ownership import Process, family_of
 from underclock.store import SampleFile, check_output, is_merged, merge
 from underclock.tracing.source import StepFile, StepFunction, as_step
 

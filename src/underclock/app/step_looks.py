@@ -19,18 +19,17 @@ from underclock.core.tracing.profile import captured_calls, saw_all, synchronisi
 from underclock.core.tracing.recapture import ALIKE, unlike
 from underclock.errors import NoMemoryError
 from underclock.hw.base import Clock
-from underclock.hw.cuda.capture import CannotCaptureError, capture
+from underclock.hw.cuda.capture import CannotCaptureError, capture, waiting_operators
 from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, wait_for_gpu
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.operands import candidates, check_inputs
-from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.torch_step import recorded
 from underclock.hw.lockstep import RankAgreement
+from underclock.hw.watching import StepMeter
 from underclock.records import Step, Window
 from underclock.records.work import Traced
-from underclock.runtime.trainer.step_meter import StepMeter
 from underclock.tracing.captured import as_step, check_one_device, obstacle_of
 from underclock.tracing.source import TracePhase
 

@@ -19,8 +19,7 @@ from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_capped_step import step_cost
 from underclock.core.transfer import Carried, carried
 from underclock.errors import DataError, UsageError
-from underclock.hw.base import Capability
-from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.base import Capability, parse_gpu
 from underclock.records import AUTO, Clocks, Kernel, Plan, SampleSet, Step
 from underclock.store import SampleSource, as_record, kind_of, read_samples
 from underclock.tracing.source import StepFile, StepFunction, as_step

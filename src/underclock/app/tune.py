@@ -26,7 +26,7 @@ from underclock.errors import NotAppliedError, NotSupportedError
 if TYPE_CHECKING:
     from underclock.app.tuning import Answers
     from underclock.core.planning.best_choice import Goal
-    from underclock.hw.gpu_names import GpuName
+    from underclock.hw.base import GpuName
     from underclock.records import Plan, Step
     from underclock.tracing.source import TrainingCommand
 
@@ -65,7 +65,7 @@ def command(
     from underclock.app.report import write_report
     from underclock.app.tuning import Answers, planned_before, runs_elsewhere, to_hold
     from underclock.core.planning.best_choice import Goal
-    from underclock.hw.gpu_names import parse_gpu
+    from underclock.hw.base import parse_gpu
     from underclock.hw.nvml import shown_by_cuda
     from underclock.store import write_document
     from underclock.tracing.held import may_lock

@@ -13,13 +13,12 @@ from underclock.app.planning import plan
 from underclock.core.planning.best_choice import Goal
 from underclock.core.step.whole_step import whole_steps
 from underclock.errors import DataError, InfeasibleError, UsageError
-from underclock.hw.base import Clock, SystemClock
-from underclock.hw.gpu_names import GpuKind, GpuName
+from underclock.hw.base import Clock, GpuKind, GpuName, SystemClock
 from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.simulated.served.server import served_gpus
+from underclock.hw.watching import samples_of_running
 from underclock.records import Plan, Step, Window
 from underclock.report.answer import is_unsure, saving
-from underclock.runtime.trainer.step_meter import samples_of_running
 from underclock.store import SampleFile, read_document, read_samples
 from underclock.tracing.source import TrainingCommand, source_of_command
 from underclock.units import format_duration

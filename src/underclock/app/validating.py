@@ -30,10 +30,9 @@ from underclock.core.statistics.verdict import (
 )
 from underclock.errors import DataError, UsageError
 from underclock.gpus.models import gpu_model
-from underclock.hw.base import Capability
-from underclock.hw.gpu_names import GpuName, parse_gpu
+from underclock.hw.base import Capability, GpuName, parse_gpu
 from underclock.hw.measurer import QUICK, GpuMeasurer
-from underclock.hw.simulated.rig import simulated_rig
+from underclock.hw.simulated.driver import simulated_rig
 from underclock.records import (
     TOLERANCE,
     Accounting,

@@ -14,6 +14,9 @@ import pynvml
 from underclock.errors import NotSupportedError, UnderclockError, UsageError
 from underclock.hw.base import Gpu
 from underclock.hw.nvml_calls import (
+    CLOCK_NUMBERS,
+    Setting,
+    Value,
     call,
     call_optional,
     gpu_count,
@@ -21,8 +24,8 @@ from underclock.hw.nvml_calls import (
     locked_mhz,
     nvml_session,
     simulated_read_only,
+    write_setting,
 )
-from underclock.hw.settable import CLOCK_NUMBERS, Setting, Value, write_setting
 from underclock.records import AUTO, GREATEST_MHZ, LEAST_MHZ, Clocks, GpuInfo, ThrottleReason
 from underclock.records.common import can_be_celsius, can_draw
 from underclock.records.latencies import Domain

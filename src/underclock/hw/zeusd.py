@@ -23,8 +23,7 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
-from underclock.hw.nvml_calls import call, check_writable
-from underclock.hw.settable import SettableNvmlGpu, Setting, Value
+from underclock.hw.nvml_calls import SettableNvmlGpu, Setting, Value, call, check_writable
 from underclock.hw.wire import Message
 
 SOCKET = "ZEUSD_SOCK_PATH"

@@ -34,8 +34,7 @@ from underclock.core.planning.best_choice import Goal
 from underclock.core.statistics.verdict import pair_changes
 from underclock.core.step.cost_table import waited_counts
 from underclock.errors import UsageError
-from underclock.hw.base import Measurer
-from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.base import Measurer, parse_gpu
 from underclock.records import (
     AUTO,
     Aggregate,

@@ -18,9 +18,8 @@ from underclock.gpus.models import Latency
 from underclock.hw.base import Loop
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.faults import FaultKind
-from underclock.hw.simulated.rig import Rig
-from underclock.hw.simulated.work import LaunchLoop
+from underclock.hw.simulated.driver import Rig
+from underclock.hw.simulated.work import FaultKind, LaunchLoop
 from underclock.records import AUTO, Clocks, Kernel, Mix
 from underclock.records.latencies import Domain, LatencyTable
 from underclock.runtime.machine.machine import Machine

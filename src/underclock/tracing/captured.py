@@ -21,14 +21,12 @@ from underclock.core.tracing.profile import captured_calls, saw_all, synchronisi
 from underclock.core.tracing.step import nodes_of
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
 from underclock.hw.base import SystemClock
-from underclock.hw.cuda.capture import CannotCaptureError, Captured, captured
+from underclock.hw.cuda.capture import CannotCaptureError, Captured, captured, waiting_operators
 from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, torch
-from underclock.hw.cuda.eager import EagerLauncher
-from underclock.hw.cuda.launcher import CudaLauncher
+from underclock.hw.cuda.launcher import CudaLauncher, EagerLauncher
 from underclock.hw.cuda.operands import candidates, check_inputs
 from underclock.hw.cuda.round_graphs import cleared_before
-from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Snapshot, preserved, same_batches
 from underclock.hw.cuda.torch_step import (
     check_same,

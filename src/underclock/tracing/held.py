@@ -30,8 +30,7 @@ from underclock.tracing.source import (
 from underclock.workloads import workload
 
 if TYPE_CHECKING:
-    from underclock.hw.cuda.eager import EagerLauncher
-    from underclock.hw.cuda.launcher import CudaLauncher
+    from underclock.hw.cuda.launcher import CudaLauncher, EagerLauncher
 
 _NAMED = 3
 _NOT_LOCKED = "clocks may not be set here: they are left to the driver"

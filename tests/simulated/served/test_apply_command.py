@@ -20,11 +20,11 @@ from underclock.app import main
 from underclock.errors import DeviceError
 from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.hw.nvml_calls import SettableNvmlGpu, Setting
 from underclock.records import Clocks, Plan
 from underclock.runtime.holding.held_gpu import holding
 from underclock.runtime.undo.guarded_gpu import GuardedGpu, left_behind
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import Process
 from underclock.store import write_document
 from underclock.testing import Control
 from users import NOBODY, as_root

@@ -15,7 +15,7 @@ import pytest
 from kills import Rig
 from underclock.errors import DataError, DeviceError
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.hw.nvml_calls import SettableNvmlGpu, Setting
 from underclock.runtime.controller.process import Work, WorkDone, control
 from underclock.runtime.controller.process import hold as begin_hold
 from underclock.runtime.undo.guarded_gpu import GuardedGpu

@@ -17,13 +17,12 @@ from small_training import Model, plan, training, with_memory
 from underclock.app.doctor import examine
 from underclock.errors import DeviceError, UnderclockError, UsageError
 from underclock.hw.base import SystemClock
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.hw.nvml_calls import SettableNvmlGpu, Setting, nvml_session
 from underclock.records.runs import StepLine
 from underclock.runtime.holding.held_gpu import applied
 from underclock.runtime.holding.run import HowToRun, Ran, run
 from underclock.runtime.undo.guarded_gpu import GuardedGpu, left_behind
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import Process
 from windows import with_step
 
 _KILL, _STOP, _TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM

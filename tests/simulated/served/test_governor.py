@@ -19,11 +19,11 @@ from invented import SERVING_PLAN
 from kills import Rig
 from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.hw.nvml_calls import SettableNvmlGpu, Setting
 from underclock.ledger import LEDGER, SavedAgainst, read_runs
 from underclock.records import AUTO, Clocks
 from underclock.records.serving import ServingPlan
-from underclock.runtime.policy.governor import Governor, Note
+from underclock.runtime.controller.governor import Governor, Note
 from underclock.runtime.trainer.notes import LATE, Hook
 from underclock.store import write_document
 

@@ -10,8 +10,7 @@ import pytest
 from fake_gpu import FakeClock, SteadyGpu
 from underclock.errors import MeasurementError
 from underclock.hw.base import Durations, Progress
-from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.replay import ReplayMeasurer
+from underclock.hw.measurer import GpuMeasurer, ReplayMeasurer
 from underclock.hw.watching import ClockWatch
 from underclock.records import (
     Clocks,

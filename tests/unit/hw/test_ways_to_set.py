@@ -21,8 +21,15 @@ from underclock.errors import (
 )
 from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import is_admin, may_set, nvml_session
-from underclock.hw.settable import Setting, WayName, settable_gpu, ways
+from underclock.hw.nvml_calls import (
+    Setting,
+    WayName,
+    is_admin,
+    may_set,
+    nvml_session,
+    settable_gpu,
+    ways,
+)
 from underclock.hw.zeusd import SOCKET, Zeusd, ZeusdGpu
 from underclock.testing import SimulatedMachine, simulated_driver
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from underclock.hw.settable import Lock, Setting, Value
+from underclock.hw.nvml_calls import Lock, Setting, Value
 from users import AsNobody, second_user
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from typing import Any
 
 from underclock.errors import MeasurementError, NoMemoryError, UsageError
 from underclock.hw.base import SystemClock
+from underclock.hw.cuda import paths_below
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.driver import wait_for_gpu
-from underclock.hw.cuda.module_paths import paths_below
 from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.lockstep import is_distributed, meet
 from underclock.records.work import MODULE_MARK, PIECE_MARK

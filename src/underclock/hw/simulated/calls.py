@@ -20,7 +20,7 @@ from underclock.hw.nvml_calls import LOCKED_CLOCKS
 from underclock.hw.simulated.boards import Board
 from underclock.hw.simulated.clocks import snap
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.faults import FaultKind
+from underclock.hw.simulated.work import FaultKind
 
 CArgument = Any
 """Whatever ctypes made of an argument: a number with a ``value``, a buffer, a pointer."""

@@ -13,8 +13,7 @@ from underclock.gpus.models import AMPERE, Bounds, GpuModel
 from underclock.hw.simulated.boards import BOARDS, NOTED_S, BoardSensors, Drift, Unit
 from underclock.hw.simulated.clocks import CAP_TICK_S, Agenda, Locks, PowerLoop, snap
 from underclock.hw.simulated.costs import LaunchCost, SimulatedCosts
-from underclock.hw.simulated.faults import FaultKind, slowdown
-from underclock.hw.simulated.work import BEYOND_S, LaunchLoop, Neighbour, turn
+from underclock.hw.simulated.work import BEYOND_S, FaultKind, LaunchLoop, Neighbour, slowdown, turn
 from underclock.physics.cap import SIMULATED
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import boost_mhz, temperature_after

@@ -34,7 +34,7 @@ from underclock.runtime.machine.timetable import State
 from underclock.runtime.policy.arms import CANNOT_TELL, ArmName
 from underclock.runtime.policy.guard import Stage
 from underclock.runtime.policy.parts import digest_of
-from underclock.runtime.undo.processes import say
+from underclock.runtime.undo.ownership import say
 from underclock.units import format_duration
 
 EVERY_S = 900.0

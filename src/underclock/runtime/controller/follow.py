@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from underclock.errors import DataError, UnderclockError
 from underclock.hw.base import Clock, SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import is_simulated
-from underclock.hw.settable import Setting
+from underclock.hw.nvml_calls import Setting, is_simulated
 from underclock.learning.pieces import read_places
 from underclock.records import AUTO, Clocks, Evidence, Plan, ThrottleReason
 from underclock.records.job import JobPlan
@@ -31,14 +30,13 @@ from underclock.runtime.controller.run_files import Run
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import Ask, PassedStep, State
 from underclock.runtime.policy.arms import ExpectedRun
-from underclock.runtime.policy.job import JobPolicy
+from underclock.runtime.policy.job import JobPolicy, JobRanks, RankPolicy
 from underclock.runtime.policy.parts import digest_of
-from underclock.runtime.policy.policy import OBSERVED, Policy, policy_of
-from underclock.runtime.policy.ranks import JobRanks, RankPolicy
+from underclock.runtime.policy.policy import OBSERVED, LearningPolicy, Policy, policy_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.guarded_gpu import GuardedGpu
-from underclock.runtime.undo.processes import Process, say
+from underclock.runtime.undo.ownership import Process, say
 
 if TYPE_CHECKING:
     from underclock.learning.blocks import JobLearning
@@ -424,7 +422,6 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
             policy = policy_of(machine, plan, paces=paces, **asked)
         elif options["max_slowdown"] is not None:
             from underclock.learning import blocks  # noqa: PLC0415 - it loads NumPy
-            from underclock.runtime.policy.learning import LearningPolicy  # noqa: PLC0415
 
             if job is None:  # one for all GPUs
                 asked = {name: options[name] for name in ("max_slowdown", "seed", "dry")}

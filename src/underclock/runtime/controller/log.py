@@ -24,7 +24,7 @@ from underclock.records.runs import (
 from underclock.runtime.machine.timetable import State
 from underclock.runtime.policy.guard import slowdown
 from underclock.runtime.policy.policy import OBSERVED
-from underclock.runtime.undo.processes import say
+from underclock.runtime.undo.ownership import say
 
 if TYPE_CHECKING:
     from underclock.runtime.controller.booking import Booking

@@ -23,8 +23,7 @@ import msgspec
 from underclock.errors import DataError, UsageError
 from underclock.hw.wire import Gone, Message, Unpacker, framed
 from underclock.runtime.machine.timetable import PassedStep
-from underclock.runtime.policy.job import JobPolicy, Order
-from underclock.runtime.policy.ranks import JobRanks
+from underclock.runtime.policy.job import JobPolicy, JobRanks, Order
 
 SILENT_S = 3.0
 """So long one hears nothing of a machine before it counts as lost."""

@@ -22,8 +22,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
 
 from underclock.errors import UsageError
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import SettableGpu, Setting, settable_gpu
+from underclock.hw.nvml_calls import SettableGpu, Setting, nvml_session, settable_gpu
 from underclock.records import Clocks
 from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.undo.guarded_gpu import (
@@ -32,8 +31,7 @@ from underclock.runtime.undo.guarded_gpu import (
     notes_on_others,
     refuse_beside_others,
 )
-from underclock.runtime.undo.ownership import runtime_folder
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import Process, runtime_folder
 from underclock.runtime.undo.watchdog_process import WatchdogProcess
 
 TRAINER_ENDED = "the training process ended"

@@ -22,8 +22,7 @@ from underclock.runtime.policy.parts import RankPart, digest_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.sites import sites_of
-from underclock.runtime.undo.ownership import runtime_folder
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import Process, runtime_folder
 from underclock.store import kind_of, read_document, write_document
 
 _SHM = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it

@@ -15,8 +15,14 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from underclock.errors import DataError, DeviceError, UnderclockError
 from underclock.hw.interrupts import raise_lost_interrupt
-from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder
-from underclock.runtime.undo.processes import Process, StoppedPoll, family_of, say
+from underclock.runtime.undo.ownership import (
+    RUNTIME_DIR,
+    Process,
+    StoppedPoll,
+    family_of,
+    runtime_folder,
+    say,
+)
 from underclock.runtime.undo.watchdog_process import WatchdogProcess
 
 if TYPE_CHECKING:
@@ -137,8 +143,7 @@ class ControllerProcess:
 
     def undo(self) -> None:
         """Undo what controller and watchdog left, as the next start would; unless one acts."""
-        from underclock.hw.nvml_calls import nvml_session  # noqa: PLC0415 - `main` starts without
-        from underclock.hw.settable import settable_gpu  # noqa: PLC0415
+        from underclock.hw.nvml_calls import nvml_session, settable_gpu  # noqa: PLC0415 - lighter
         from underclock.runtime.undo.guarded_gpu import left_behind, restore  # noqa: PLC0415
 
         if left_behind(runtime_folder()):

@@ -20,10 +20,9 @@ from typing import Any
 import msgspec
 
 from underclock.errors import DataError, DeviceError, UnderclockError, UsageError
-from underclock.hw.gpu_names import GpuKind, parse_gpu
+from underclock.hw.base import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
-from underclock.hw.nvml_calls import gpu_count, nvml_session
-from underclock.hw.settable import Setting
+from underclock.hw.nvml_calls import Setting, gpu_count, nvml_session
 from underclock.records import AUTO, Clocks, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
 from underclock.records.serving import ServingPlan
@@ -31,12 +30,12 @@ from underclock.runtime.controller.starting import HURRIED_S, ControllerProcess
 from underclock.runtime.holding.run import HeldRun, HowToRun, held_run
 from underclock.runtime.trainer.marking import RUN, attach
 from underclock.runtime.trainer.notes import Hook
-from underclock.runtime.undo.processes import say
+from underclock.runtime.undo.ownership import say
 from underclock.store import as_record
 from underclock.units import parse_duration
 
 _HOLD = "underclock.runtime.controller.process:hold"
-_GOVERN = "underclock.runtime.controller.governing:begin"
+_GOVERN = "underclock.runtime.controller.governor:begin"
 _ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
 _SAME_W = 0.5
 

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.base import parse_gpu
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SIMULATOR, nvml_session
-from underclock.hw.settable import settable_gpu
+from underclock.hw.nvml_calls import SIMULATOR, nvml_session, settable_gpu
 from underclock.runtime.undo.guarded_gpu import Undone, left_behind
 from underclock.runtime.undo.guarded_gpu import restore as undo_in
 from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder, usual_folder

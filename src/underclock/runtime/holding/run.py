@@ -17,8 +17,7 @@ from typing import Any
 
 from underclock import runtime
 from underclock.errors import DataError, UnderclockError, UsageError
-from underclock.hw.base import SystemClock
-from underclock.hw.gpu_names import GpuKind, parse_gpu
+from underclock.hw.base import GpuKind, SystemClock, parse_gpu
 from underclock.hw.interrupts import INTERRUPTED, InterruptedBySignal, raise_lost_interrupt
 from underclock.hw.nvml import NvmlGpu, listed_clocks, shown_by_cuda
 from underclock.hw.nvml_calls import is_simulated, nvml_session
@@ -50,7 +49,7 @@ from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.parts import RankPart, observed_part, parts_of
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked, scheduled
-from underclock.runtime.undo.processes import say
+from underclock.runtime.undo.ownership import say
 
 INJECT = Path(runtime.__file__).parent / "trainer" / "inject"
 """The folder that has every Python wait for PyTorch, on its PYTHONPATH."""

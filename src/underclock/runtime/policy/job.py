@@ -1,26 +1,33 @@
-"""What the ranks of a job are to do, iteration by iteration, together.
+"""What the ranks of a job do, iteration by iteration, together.
 
 Nothing is held until every rank has armed. Then a guard judges the job's iterations, each as long
 as its slowest rank saw it: where they are slower than promised, all ranks go to auto with the next
-iteration. Where one replica is slower than its plan and sets the job's pace, the others take the
+iteration. Where one replica is slower than its plan and sets the job's pace, the rest take the
 plan of the stored frontier that is as slow as that one is (Perseus, arXiv 2312.06902), and come
 back when it recovers. Every change is an `Order` of a greater generation, the same for all.
 
 A rank is slow by what it computes, for what it waits for is another's: it is compared with the
-fastest rank of its place in all replicas. A pipeline alone has nobody who could take it slower for
-one of its stages: where that slows iterations, the guard finds out whose fault it is.
+fastest rank of its place in all replicas. A pipeline alone has no replica that could take it slower
+for one of its stages: where that slows iterations, the guard finds out whose fault it is.
 
-It knows no GPU and no process, and stands on the standard library: it judges while clocks are held.
+`JobPolicy` decides, `JobRanks` is the whole job under one controller, and `RankPolicy` one rank of
+it. Over several machines `controller/nodes` has the same of one that decides and those that follow.
 """
 
 import math
 import statistics
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from underclock.records import AUTO
 from underclock.records.choices import Strategy
-from underclock.records.job import COMPUTES, Held, Instruction, JobPlan, RankClocks
+from underclock.records.job import JobPlan
+from underclock.runtime.machine.machine import Machine
+from underclock.runtime.machine.timetable import PassedStep
 from underclock.runtime.policy.guard import Guard, Stage
+from underclock.runtime.policy.parts import PlannedPoint, RankPart, busy_s, planned_points
+from underclock.runtime.policy.policy import Policy
 from underclock.units import format_percent
 
 WINDOW = 8
@@ -41,15 +48,6 @@ _STAGES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedPoint:
-    """One plan of the frontier, as far as iterations show it."""
-
-    time_s: float  # of an iteration
-    busy_s: tuple[float, ...]  # what each rank computes in it
-    clocks: tuple[RankClocks, ...]  # of each rank; none at auto
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What all ranks do from their next iteration on."""
 
@@ -57,40 +55,6 @@ class Order:
     # which plan of the frontier each rank follows; None leaves it to the driver
     points: tuple[int | None, ...]
     words: str = ""  # why, for the reader of the log
-
-
-def planned_points(plan: JobPlan) -> tuple[tuple[PlannedPoint, ...], int]:
-    """Return the plans that may be held, fastest first, and which of them is the chosen one."""
-    made = [(point.cost.time_s, point.clocks) for point in plan.frontier]
-    if plan.clocks not in [clocks for _, clocks in made]:
-        made.append((plan.promise.time_s, plan.clocks))
-    made.sort(key=lambda each: each[0])
-    points = tuple(
-        PlannedPoint(time_s=time_s, busy_s=_busy_s(plan, clocks), clocks=clocks)
-        for time_s, clocks in made
-    )
-    return points, [point.clocks for point in points].index(plan.clocks)
-
-
-def _busy_s(plan: JobPlan, clocks: tuple[RankClocks, ...] | None) -> tuple[float, ...]:
-    """Return what each rank computes in an iteration under some clocks, ``None`` being auto."""
-    return tuple(
-        math.fsum(
-            sum(pieces_s(plan, instruction, None if clocks is None else clocks[at][which]))
-            for which, instruction in enumerate(rank.instructions)
-            if instruction.kind in COMPUTES
-        )
-        for at, rank in enumerate(plan.job.ranks)
-    )
-
-
-def pieces_s(plan: JobPlan, instruction: Instruction, held: Held | None) -> tuple[float, ...]:
-    """Return what an instruction takes by each row that it is held at, or as it is, or at auto."""
-    if instruction.profile is None:
-        return (instruction.time_s or 0.0,)
-    profile = plan.job.profiles[instruction.profile]
-    held = held or Held(row=profile.auto)
-    return tuple(share * profile.rows[at].time_s for at, share in held.parts)
 
 
 class JobPolicy:
@@ -110,7 +74,7 @@ class JobPolicy:
         cost = plan.arm(Strategy.AUTO).cost
         if cost is None:
             raise AssertionError("a plan has it")
-        self.auto = PlannedPoint(time_s=cost.time_s, busy_s=_busy_s(plan, None), clocks=())
+        self.auto = PlannedPoint(time_s=cost.time_s, busy_s=busy_s(plan, None), clocks=())
         self._replicas = [rank.data for rank in ranks]
         self._places = [(rank.stage, rank.tensor, rank.sequence) for rank in ranks]
         budget = max(plan.max_slowdown, plan.promise.time_change)
@@ -305,3 +269,110 @@ def _median(values_s: list[float]) -> tuple[float, float]:
     middle_s = statistics.median(values_s)
     apart_s = statistics.median([abs(each_s - middle_s) for each_s in values_s])
     return middle_s, _MEDIAN_ERROR * apart_s / math.sqrt(len(values_s))
+
+
+class JobRanks:
+    """Reports to the job's policy what ranks did, and has them do what it orders."""
+
+    def __init__(self, job: JobPolicy) -> None:
+        self.job, self.peers = job, list[RankPolicy]()  # of the ranks that are followed here
+        self.next_s = math.inf  # when it wants to look at other machines
+        self.label = job.stage.name.lower()  # what the job's guard lets be held
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The ranks that are followed here."""
+        return tuple(peer.rank for peer in self.peers)
+
+    def passed(self, rank: int, step: PassedStep, iteration: int) -> str:
+        """Take note of an iteration of a rank, and which begins; return words for the log."""
+        del iteration
+        self.job.armed(rank)
+        order = self.job.passed(rank, step.time_s, step.busy_s, stalled=step.stalled_s > 0.0)
+        return self.carry_out(order)
+
+    def lost(self, rank: int, why: str) -> str:
+        """Have all ranks go to auto, for one ended or marks no more."""
+        return self.carry_out(self.job.lost(rank, why))
+
+    def carry_out(self, order: Order | None) -> str:
+        """Have the ranks do what is ordered; return words for the log."""
+        return "" if order is None else self.follow(order, self.job.stage.name.lower())
+
+    def follow(self, order: Order, label: str, from_iteration: int | None = None) -> str:
+        """Have the ranks do what an order says; return words for the log."""
+        self.label = label
+        self.take_up(order.points, from_iteration)
+        from_ = "" if from_iteration is None else f", from iteration {from_iteration} on"
+        return f"order {order.generation}: {order.words}{from_}"
+
+    def tend(self, now_s: float) -> Iterator[str]:
+        """Look at other machines; yield words for the log."""
+        del now_s
+        yield from ()
+
+    def close(self) -> None:
+        """Leave other machines."""
+
+    def take_up(self, points: Sequence[int | None], from_iteration: int | None = None) -> None:
+        """Have ranks follow plans of the frontier, from one of their iterations on or at once."""
+        for peer in self.peers:
+            peer.take_up(points[peer.rank], from_iteration)
+
+
+class RankPolicy(Policy):
+    """Reports what one rank's iterations took, and has its machine do what the job orders."""
+
+    needs_all = True
+
+    def __init__(self, machine: Machine, part: RankPart, rank: int, ranks: JobRanks) -> None:
+        super().__init__(machine, part.schedules[ranks.job.chosen])
+        self.rank = rank
+        self._part, self._ranks = part, ranks
+        self._point: int | None = None
+        self._next: tuple[int, int | None] | None = None  # from which iteration on, and what
+        ranks.peers.append(self)
+        machine.hold(AUTO)
+
+    @property
+    def label(self) -> str:
+        """What the job's guard lets be held."""
+        return self._ranks.label
+
+    @property
+    def follows(self) -> bool:
+        """Whether it follows a plan of the frontier."""
+        return self._point is not None
+
+    def passed(self, step: PassedStep) -> str:
+        """Report an iteration to the job; one that may be several says nothing."""
+        iteration = self._machine.position.first + step.number + step.steps
+        if self._next is not None and iteration >= self._next[0]:
+            self.take_up(self._next[1])
+        return self._ranks.passed(self.rank, step, iteration) if step.counted else ""
+
+    def lost(self, why: str) -> str:
+        """Have all ranks go to auto, for this one ended or marks no more."""
+        return self._ranks.lost(self.rank, why)
+
+    def ends(self) -> str:
+        """Say where the plan was never held."""
+        job = self._ranks.job
+        if job.order.generation or self.rank:
+            return ""
+        if not job.is_armed:
+            return "the plan was never held: not every rank of the job was seen to take iterations"
+        return (
+            "the plan was never held: the run ended before it was known what iterations take at "
+            "auto; --guard 0 holds it from the second one"
+        )
+
+    def take_up(self, point: int | None, from_iteration: int | None = None) -> None:
+        """Follow a plan of the frontier, or leave the clocks to the driver for ``None``."""
+        if from_iteration is not None:
+            self._next = from_iteration, point
+            return
+        self._point, self._next = point, None
+        if point is not None:
+            self._planned = self._part.schedules[point]
+        self._hold(AUTO if point is None else None)

@@ -7,8 +7,10 @@ own. Every plan of the frontier has the same ones, so that one can take the plac
 
 import dataclasses
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise, takewhile
 from typing import TYPE_CHECKING
 
@@ -17,10 +19,18 @@ import msgspec
 from underclock.errors import UsageError
 from underclock.records import AUTO, Clocks, ClockSchedule, Segment
 from underclock.records.common import Record
-from underclock.records.job import COMPUTES, TALKS, InstructionKind, JobPlan, Rank, RankClocks
+from underclock.records.job import (
+    COMPUTES,
+    TALKS,
+    Held,
+    Instruction,
+    InstructionKind,
+    JobPlan,
+    Rank,
+    RankClocks,
+)
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.machine.timetable import Timetable, timetable_of
-from underclock.runtime.policy.job import pieces_s, planned_points
 from underclock.runtime.trainer.instructions import BEGINS, ENDS
 from underclock.runtime.trainer.marks import STEP
 from underclock.runtime.trainer.sites import MarkSite
@@ -30,6 +40,49 @@ if TYPE_CHECKING:
 
 _LEAST_S = 1e-6  # of a launch that may take no time at all
 _SEEN = {InstructionKind.FORWARD, InstructionKind.BACKWARD, InstructionKind.WEIGHTS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPoint:
+    """One plan of the frontier, as far as iterations show it."""
+
+    time_s: float  # of an iteration
+    busy_s: tuple[float, ...]  # what each rank computes in it
+    clocks: tuple[RankClocks, ...]  # of each rank; none at auto
+
+
+def planned_points(plan: JobPlan) -> tuple[tuple[PlannedPoint, ...], int]:
+    """Return the plans that may be held, fastest first, and which of them is the chosen one."""
+    made = [(point.cost.time_s, point.clocks) for point in plan.frontier]
+    if plan.clocks not in [clocks for _, clocks in made]:
+        made.append((plan.promise.time_s, plan.clocks))
+    made.sort(key=lambda each: each[0])
+    points = tuple(
+        PlannedPoint(time_s=time_s, busy_s=busy_s(plan, clocks), clocks=clocks)
+        for time_s, clocks in made
+    )
+    return points, [point.clocks for point in points].index(plan.clocks)
+
+
+def busy_s(plan: JobPlan, clocks: tuple[RankClocks, ...] | None) -> tuple[float, ...]:
+    """Return what each rank computes in an iteration under some clocks, ``None`` being auto."""
+    return tuple(
+        math.fsum(
+            sum(pieces_s(plan, instruction, None if clocks is None else clocks[at][which]))
+            for which, instruction in enumerate(rank.instructions)
+            if instruction.kind in COMPUTES
+        )
+        for at, rank in enumerate(plan.job.ranks)
+    )
+
+
+def pieces_s(plan: JobPlan, instruction: Instruction, held: Held | None) -> tuple[float, ...]:
+    """Return what an instruction takes by each row that it is held at, or as it is, or at auto."""
+    if instruction.profile is None:
+        return (instruction.time_s or 0.0,)
+    profile = plan.job.profiles[instruction.profile]
+    held = held or Held(row=profile.auto)
+    return tuple(share * profile.rows[at].time_s for at, share in held.parts)
 
 
 class RankPart(Record, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ import weakref
 from bisect import bisect_left
 
 from underclock.errors import DataError
-from underclock.hw.cuda.module_paths import WRAPPERS, paths_below
+from underclock.hw.cuda import WRAPPERS, paths_below
 from underclock.learning.pieces import places_of, write_places
 from underclock.runtime.trainer import instructions
 from underclock.runtime.trainer import page as pages

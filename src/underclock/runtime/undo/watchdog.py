@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from underclock.errors import DataError, UnderclockError
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import settable_gpu
+from underclock.hw.nvml_calls import nvml_session, settable_gpu
 from underclock.runtime.undo.guarded_gpu import Undone, give_back
-from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import StoppedPoll, kill, say
+from underclock.runtime.undo.ownership import Ownership, StoppedPoll, kill, say
 from underclock.runtime.undo.watchdog_process import (
     BEAT,
     HUNG_S,
@@ -31,7 +29,7 @@ from underclock.runtime.undo.watchdog_process import (
 )
 
 if TYPE_CHECKING:
-    from underclock.hw.settable import SettableGpu
+    from underclock.hw.nvml_calls import SettableGpu
 
 _MOST_FDS = 4
 _LONGEST = 4096

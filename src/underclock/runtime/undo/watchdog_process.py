@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 
 from underclock.errors import DeviceError
-from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import StoppedPoll, kill, say
+from underclock.runtime.undo.ownership import Ownership, StoppedPoll, kill, say
 
 READY, WATCHED, BEAT, QUIET = b"ready", b"watched", b"beat", b" quiet"
 """What the watchdog says; the controller sends its number, beats unless it is to be quiet, and the

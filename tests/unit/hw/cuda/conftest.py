@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from underclock.hw.cuda.capture import Captured
-from underclock.hw.cuda.eager import EagerLauncher
-from underclock.hw.cuda.launcher import CudaLauncher
+from underclock.hw.cuda.capture import Captured, Parts
+from underclock.hw.cuda.launcher import CudaLauncher, EagerLauncher
 from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.round_graphs import walk
-from underclock.hw.cuda.splitting import Parts
 from underclock.records import Kernel, Step
 from underclock.records.work import LaunchGroup, Node, NodeKind, Traced
 

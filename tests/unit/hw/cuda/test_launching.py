@@ -10,7 +10,7 @@ import pytest
 from fake_gpu import SteadyGpu
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Durations, Gpu, Loop, Progress, SystemClock
-from underclock.hw.cuda.eager import EagerLauncher
+from underclock.hw.cuda.launcher import EagerLauncher
 from underclock.hw.cuda.round_graphs import GraphNode, cleared_before
 from underclock.hw.measurer import GpuMeasurer
 from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings, Mix, Step

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from underclock.hw.base import SystemClock
-from underclock.hw.cuda.small_kernels import CudaSmallKernels
+from underclock.hw.cuda.feed import CudaSmallKernels
 from underclock.records.latencies import Domain
 
 _PRODUCT_S = 2e-4

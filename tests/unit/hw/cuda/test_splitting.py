@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from underclock.hw.cuda.splitting import (  # noqa: E402
+from underclock.hw.cuda.capture import (  # noqa: E402
     Parts,
     splitting,
     waiting_operators,

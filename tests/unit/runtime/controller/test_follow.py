@@ -19,7 +19,7 @@ from followed import CLOCK, Asked, Given, Virtual
 from small_training import plan
 from underclock.errors import NotPermittedError, NotSupportedError, UnderclockError
 from underclock.hw.base import SystemClock
-from underclock.hw.settable import Setting, Value
+from underclock.hw.nvml_calls import Setting, Value
 from underclock.learning.blocks import JobLearning
 from underclock.learning.pieces import write_places
 from underclock.records import AUTO, Clocks, ThrottleReason
@@ -37,9 +37,8 @@ from underclock.runtime.controller.process import WorkDone
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.timetable import PassedStep, State, timetable_of
-from underclock.runtime.policy.learning import LearningPolicy
 from underclock.runtime.policy.parts import observed_part
-from underclock.runtime.policy.policy import policy_of
+from underclock.runtime.policy.policy import LearningPolicy, policy_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
 from underclock.runtime.trainer.sites import marked, scheduled

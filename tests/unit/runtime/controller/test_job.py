@@ -13,7 +13,7 @@ import pytest
 from followed import CLOCK, Asked, Given, Virtual
 from made_jobs import job, job_plan
 from underclock.errors import DataError, UsageError
-from underclock.hw.settable import Setting
+from underclock.hw.nvml_calls import Setting
 from underclock.hw.wire import framed
 from underclock.records.job import Held
 from underclock.records.runs import EventLine
@@ -23,9 +23,8 @@ from underclock.runtime.controller.nodes import AHEAD, SILENT_S, DecidingRanks, 
 from underclock.runtime.controller.process import WorkDone
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import PassedStep, State
-from underclock.runtime.policy.job import JobPolicy
+from underclock.runtime.policy.job import JobPolicy, JobRanks, RankPolicy
 from underclock.runtime.policy.parts import parts_of
-from underclock.runtime.policy.ranks import JobRanks, RankPolicy
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from invented import SERVING_PLAN as PLAN
 from underclock.records import AUTO, Clocks, Pass
 from underclock.records.serving import ServingPlan
-from underclock.runtime.policy.governor import CALM_S, MOST_CALM_S, Governor, Note
+from underclock.runtime.controller.governor import CALM_S, MOST_CALM_S, Governor, Note
 from underclock.runtime.trainer.notes import BEGIN, END, LATE
 
 SLOW, MIDDLE, FAST = (Clocks(core_mhz=mhz) for mhz in (900, 1200, 1800))

@@ -14,9 +14,8 @@ from underclock.records.latencies import Domain
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import PassedStep, State
 from underclock.runtime.policy.guard import Stage
-from underclock.runtime.policy.job import JobPolicy, Order
+from underclock.runtime.policy.job import JobPolicy, JobRanks, Order, RankPolicy
 from underclock.runtime.policy.parts import RankPart, parts_of
-from underclock.runtime.policy.ranks import JobRanks, RankPolicy
 
 _REPLICAS = job(data=2, reduce_s=1e-3)
 _ALONE = job()

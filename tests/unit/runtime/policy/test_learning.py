@@ -11,8 +11,8 @@ from underclock.records import AUTO, Clocks
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import PassedStep, State
 from underclock.runtime.policy.arms import ExpectedRun
-from underclock.runtime.policy.learning import LearningPolicy
 from underclock.runtime.policy.parts import observed_part
+from underclock.runtime.policy.policy import LearningPolicy
 
 _AUTO_MHZ, _AUTO_S, _AUTO_W = 1905.0, 0.1, 300.0
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
-from underclock.hw.simulated.rig import SimulatedMachine, simulated_driver
+from underclock.hw.simulated.driver import SimulatedMachine, simulated_driver
+from underclock.hw.simulated.work import Fault, FaultKind, FaultScript
+from underclock.hw.watching import StepMeter
 from underclock.records import Kernel, Kind
 from underclock.runtime.trainer.notes import Pace
-from underclock.runtime.trainer.step_meter import StepMeter
 
 _PRODUCT = Kernel(name="gemm", kind=Kind.GEMM, flops=6e12, bytes_moved=2e9)
 

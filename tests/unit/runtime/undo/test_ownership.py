@@ -16,10 +16,11 @@ from underclock.runtime.undo.ownership import (
     RUNTIME_DIR,
     OwnedError,
     Ownership,
+    Process,
+    StoppedPoll,
     named_in,
     runtime_folder,
 )
-from underclock.runtime.undo.processes import Process, StoppedPoll
 from underclock.runtime.undo.watchdog_process import WatchdogProcess
 from users import NOBODY, AsNobody, as_root
 

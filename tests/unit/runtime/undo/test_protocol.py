@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 import undo_model as protocol
-from underclock.hw.settable import SettableGpu, Setting
+from underclock.hw.nvml_calls import SettableGpu, Setting
 from underclock.runtime.undo.guarded_gpu import GuardedGpu, restore
 from undo_model import Act, Sequences, Violation, acts_of, explore
 

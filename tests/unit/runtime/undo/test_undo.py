@@ -19,19 +19,18 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import Lock, Setting, Value, enforced_profiles
-from underclock.hw.simulated.rig import simulated_rig
+from underclock.hw.nvml_calls import Lock, Setting, Value, enforced_profiles, nvml_session
+from underclock.hw.simulated.driver import simulated_rig
 from underclock.records.latencies import Domain
 from underclock.runtime.undo.guarded_gpu import (
     GuardedGpu,
     Undone,
+    boot_id,
     left_behind,
     notes_on_others,
     refuse_beside_others,
     restore,
 )
-from underclock.runtime.undo.journal import boot_id
 from underclock.runtime.undo.ownership import OwnedError, Ownership
 from users import NOBODY, as_root
 

@@ -26,13 +26,12 @@ import msgspec
 from underclock.errors import DeviceError, UnderclockError, UsageError
 from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.base import Clock, SystemClock
-from underclock.hw.simulated import calls, faults
+from underclock.hw.simulated import calls, work
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
-from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.served.ctypes_json import Received
-from underclock.hw.simulated.served.streams import Stream, StreamLoop
+from underclock.hw.simulated.work import Entry, FaultKind, StreamLoop
 from underclock.hw.wire import Gone, Life, Message, MessageReader, answering, peer_of, send
 from underclock.records import Step
 from underclock.units import name_hint
@@ -173,6 +172,51 @@ def _serve(served: Served, connection: socket.socket) -> None:
 
 def _unknown(message: Message) -> Message:
     raise ValueError(f"nothing here can do {message.get('do')!r}")
+
+
+class Stream:
+    """One process's launches of a step on one virtual GPU."""
+
+    def __init__(self, gpu: VirtualGpu, step: Step, *, pid: int) -> None:
+        kernels = [gpu.model.kernel(step.kernels[index]) for index in step.order]
+        self.waiting = 0  # launches that have not ended
+        self.launches = len(kernels)
+        self.gpu = gpu
+        self._pid = pid
+        running = gpu.running
+        if isinstance(running, StreamLoop):
+            self._loop, self._first = running, running.add(kernels)
+        elif running is not None:
+            raise ValueError("the GPU runs a load of its own: serve it without --load")
+        else:
+            self._loop, self._first = StreamLoop(tuple(kernels), *gpu.draw_noise()), 0
+            gpu.run(self._loop)
+        self._loop.pids = (*self._loop.pids, pid)
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing will ever run again."""
+        return self.gpu.running is not self._loop
+
+    def work(self, first: int, end: int) -> None:
+        """Put launches in the row, from one up to another."""
+        if not 0 <= first <= end <= self.launches:
+            raise ValueError(f"launches {first} to {end} are not in a step of {self.launches}")
+        self.waiting += end - first
+        self._loop.put(Entry(self, self._first + first, self._first + end))
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Do something when everything put there before has ended."""
+        self._loop.put(Entry(self, action=action))
+
+    def close(self) -> None:
+        """End, as when the process does: what has not run never will."""
+        self._loop.drop(self)
+        pids = list(self._loop.pids)
+        pids.remove(self._pid)
+        self._loop.pids = tuple(pids)
+        if not pids and not self.lost:
+            self.gpu.end()
 
 
 class _Client:
@@ -339,17 +383,17 @@ class _Client:
 
 def let_fail(gpu: VirtualGpu, name: str, value: float | None = None) -> None:
     """Let something go wrong now; the value goes with it as `Control.fault` says."""
-    if name not in faults.FAULT_NAMES:
-        raise UsageError(f"no fault is called {name!r}", hint=name_hint(name, faults.FAULT_NAMES))
-    if (value is not None) != (name in faults.WITH_VALUE) or (value is not None and not value > 0):
+    if name not in work.FAULT_NAMES:
+        raise UsageError(f"no fault is called {name!r}", hint=name_hint(name, work.FAULT_NAMES))
+    if (value is not None) != (name in work.WITH_VALUE) or (value is not None and not value > 0):
         raise UsageError(
             f"the fault {name} does not go with the value {value}",
-            hint=f"a value above 0 goes with {' and '.join(sorted(faults.WITH_VALUE))}, and must",
+            hint=f"a value above 0 goes with {' and '.join(sorted(work.WITH_VALUE))}, and must",
         )
-    if name == faults.POWER_LIMIT_CHANGED:
+    if name == work.POWER_LIMIT_CHANGED:
         gpu.limit_power(value or 0.0)
         return
-    kind = faults.NAMES[name]
+    kind = work.NAMES[name]
     if kind is FaultKind.SETTER_HANGS:
         gpu.hangs_s = value or 0.0
     if kind not in gpu.faults:

@@ -1,25 +1,41 @@
-"""Which clocks a server's GPU is to be held at, step by step, from a table of phases and batches.
+"""Clocks of a server's GPU, step by step, from a table of phases and batches.
 
-Steps of a server last milliseconds and follow one another as requests come, so nobody knows them
-beforehand. The governor is told of each and looks its clocks up. A change takes a while, and where
-phases alternate faster than that, changing back and forth would leave the slow phase fast and the
-fast one slow. So clocks go up as soon as a step wants them up, and down only when no step has
-wanted them up for as long as going down and up again takes. Whoever waits as long as a change
-costs loses at most twice what one would who knew the future (the ski rental problem: Karlin,
-Manasse, Rudolph and Sleator, 1988).
+Steps of a server last milliseconds and follow one another as requests come, so they are not
+known beforehand. The server announces each, and the governor looks its clocks up. A change takes a
+while, and where phases alternate faster than that, changing back and forth would leave the slow
+phase fast and the fast one slow. So clocks go up as soon as a step wants them up, and down only
+when no step has wanted them up for as long as going down and up again takes. Waiting as long as a
+change costs loses at most twice what an oracle would (the ski rental problem: Karlin, Manasse,
+Rudolph and Sleator, 1988).
 
 A late request takes clocks back to auto at once. They come back after a while without another,
-and that while doubles each time it was too short. It stands on records alone and knows no clock
-of its own: whoever drives it says what time it is.
+and that while doubles each time it was too short.
 """
 
+import atexit
 import math
+import os
+import sys
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from underclock.records import AUTO, SERVING, Clocks, Pass
+from underclock.hw.base import Clock, SystemClock
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import Setting, is_simulated
+from underclock.records import AUTO, SERVING, Clocks, Evidence, Pass
+from underclock.records.latencies import changed
+from underclock.records.runs import RunLine
 from underclock.records.serving import ServingPlan
+from underclock.runtime.controller.booking import Booking, RunTally, booked
+from underclock.runtime.controller.gauges import Gauges, TelemetryBuffer
+from underclock.runtime.controller.process import Setter, WorkDone, try_clocks
 from underclock.runtime.trainer.notes import BEGIN, END, NOTE, PHASES
+from underclock.runtime.undo.guarded_gpu import GuardedGpu
+from underclock.runtime.undo.ownership import say
+from underclock.store import as_record
+from underclock.units import format_drawn, format_duration
 
 CALM_S, MOST_CALM_S = 1.0, 64.0
 """At auto after a late request: at first, and at most."""
@@ -138,3 +154,88 @@ def fastest(*clocks: Clocks) -> Clocks:
 def _most(mhz: list[int | None]) -> int | None:
     known = [each for each in mhz if each is not None]
     return max(known) if len(known) == len(mhz) else None
+
+
+_MOST_NOTES = 1024  # read at once; a pipe holds four times as many
+_READ_EVERY_S = 10.0  # what the driver showed meanwhile is taken note of
+_ENDED = "the server ended, or governs no more"
+
+
+class Governing:
+    """Holds what a governor says on one GPU."""
+
+    def __init__(
+        self, governor: Governor, setter: Setter, pipe: int, clock: Clock, gauges: Gauges
+    ) -> None:
+        self.waits_on = (pipe,)  # from the server
+        self.shown = TelemetryBuffer()  # what the driver showed so far
+        self._governor, self._setter, self._clock = governor, setter, clock
+        self._gauges, self._began_s, self._read_s = gauges, clock.now_s(), 0.0
+        self._steps = self._changes = 0
+
+    def next_s(self) -> float:
+        """When to wake it, unless a note comes before."""
+        return min(self._governor.next_s(self._clock.now_s()), self._read_s)
+
+    def wake(self, now_s: float) -> None:
+        """Read what the server said, and ask for what is due; `WorkDone` where it says no more."""
+        if now_s >= self._read_s:
+            self._read_s = now_s + _READ_EVERY_S
+            self._read()
+        for note in self._notes():
+            self._steps += note.kind == BEGIN
+            self._governor.noted(note, now_s)
+        clocks = self._governor.ask(now_s)
+        if clocks is not None:
+            for domain, _, to_mhz in changed(self._governor.asked, clocks):
+                self._setter(Setting(domain), to_mhz)
+            self._changes += 1
+            self._governor.changed(clocks, self._clock.now_s())
+
+    def end(self, bookings: Sequence[Booking]) -> None:
+        """Book what the GPU drew, and say what it came to."""
+        self._gauges.close()
+        self._read()
+        for booking in bookings:
+            booking.close()
+        lasted = format_duration(self._clock.now_s() - self._began_s)
+        say(
+            f"governed {self._steps} steps in {lasted} with {self._changes} changes of clocks; "
+            f"{format_drawn(self.shown.energy_j)}"
+        )
+
+    def _read(self) -> None:
+        for words in self.shown.add(self._gauges.taken()):
+            say(words)
+
+    def _notes(self) -> list[Note]:
+        try:
+            data = os.read(self.waits_on[0], NOTE.size * _MOST_NOTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise WorkDone(_ENDED)
+        return Note.read(data)
+
+
+def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Governing:
+    """Begin to govern one GPU by the file of a serving plan; notes come on standard input."""
+    (armed,) = gpus.values()
+    plan = as_record(Path(options["plan"]), ServingPlan)
+    try_clocks(armed.set, [each.chosen.clocks for each in plan.buckets])
+    pipe, clock, gpu = sys.stdin.fileno(), SystemClock(), NvmlGpu(options["index"])
+    os.set_blocking(pipe, False)
+    info, governor = gpu.info(), Governor(plan, options["latency_s"])
+    gauges = Gauges(gpu, clock, closely_s=0.0, limit_w=info.power_limit_w)
+    governing = Governing(governor, armed.set, pipe, clock, gauges)
+    board = (str(info.uuid), info.name)
+    tally = RunTally(plan, [board], 0, os.environ, lambda _gpu: governing.shown)
+    run = RunLine(
+        evidence=Evidence.SIMULATED if is_simulated() else Evidence.MEASURED,
+        gpus=(info.name,),
+        workload=plan.workload,
+        began_s=clock.now_s(),
+    )
+    tally.add(run)
+    atexit.register(governing.end, booked(tally))  # after the undo, which matters more
+    return governing
