@@ -24,7 +24,7 @@ import numpy as np
 
 from judges.milp import KnapsackMilp
 from underclock.core.solvers import Problem, Solution
-from underclock.core.solvers.knapsack import Exact
+from underclock.core.solvers.knapsack import solve_knapsack
 from underclock.records import Status
 
 SEEDS = 7
@@ -84,12 +84,12 @@ class Run:
     solution: Solution
 
 
-def timed(solver: Exact | KnapsackMilp, problem: Problem, repeats: int = 1) -> Run:
+def timed(solver: Callable[[Problem], Solution], problem: Problem, repeats: int = 1) -> Run:
     """Solve, and take the median time of so many solves."""
     times_s = []
     for _ in range(repeats):
         start_s = time.perf_counter()
-        solution = solver.solve(problem)
+        solution = solver(problem)
         times_s.append(time.perf_counter() - start_s)
     return Run(time_s=statistics.median(times_s), solution=solution)
 
@@ -97,8 +97,8 @@ def timed(solver: Exact | KnapsackMilp, problem: Problem, repeats: int = 1) -> R
 def line(family: str, kernels: int, highs: KnapsackMilp) -> str:
     """Run one family at one size and return its row of the table."""
     problems = [FAMILIES[family](kernels, seed) for seed in range(SEEDS)]
-    ours = [timed(Exact(), problem, REPEATS) for problem in problems]
-    theirs = [timed(highs, problem) for problem in problems[: HIGHS_SEEDS[kernels]]]
+    ours = [timed(solve_knapsack, problem, REPEATS) for problem in problems]
+    theirs = [timed(highs.solve, problem) for problem in problems[: HIGHS_SEEDS[kernels]]]
     proven = sum(run.solution.status is Status.OPTIMAL for run in ours)
     differences = [
         our.solution.energy_j / their.solution.energy_j - 1.0
@@ -139,7 +139,7 @@ def peak_of(family: str, kernels: int, seed: int) -> float:
 
 def print_peak(family: str, kernels: int, seed: int) -> None:
     """Be that process."""
-    Exact().solve(FAMILIES[family](kernels, seed))
+    solve_knapsack(FAMILIES[family](kernels, seed))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MEBIBYTES)
 
 
@@ -165,7 +165,7 @@ def compare(limit_s: float) -> None:
         "family     | kernels | exact ms   | worst ms | proven | HiGHS | median s  | its gap  | "
         "times   | energy difference"
     )
-    timed(Exact(), uniform(50, 0), REPEATS)  # nobody pays for the first call
+    timed(solve_knapsack, uniform(50, 0), REPEATS)  # nobody pays for the first call
     for family in FAMILIES:
         for kernels in HIGHS_SEEDS:
             highs = KnapsackMilp(gap=HIGHS_GAP, time_limit_s=limit_s)

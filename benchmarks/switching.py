@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.core.solvers import SequenceProblem, Solution
-from underclock.core.solvers.cyclic import Cyclic
+from underclock.core.solvers.cyclic import solve_cyclic
 from underclock.records import Status
 
 SWITCH_W = 100.0  # while nothing runs
@@ -112,7 +112,7 @@ def timed(gap: float, problem: SequenceProblem, repeats: int) -> tuple[float, So
     times_s = []
     for _ in range(repeats):
         start_s = time.perf_counter()
-        schedule = Cyclic(gap=gap).solve(problem)
+        schedule = solve_cyclic(problem, gap=gap)
         times_s.append(time.perf_counter() - start_s)
     return statistics.median(times_s), schedule
 

@@ -50,8 +50,8 @@ from underclock.core.solvers import (
     Effort,
     Problem,
     SequenceProblem,
+    costed,
     least_product,
-    solution_of,
     solve,
 )
 from underclock.core.step.cost_table import CostTable
@@ -170,7 +170,7 @@ class Contest:
 
     def of_launches(self, problem: SequenceProblem, choice: Ints) -> tuple[Choice, float]:
         """Return the choice of a setting for each launch, (n,), and by how much it is late."""
-        cost = settled_cost(self.table, problem, solution_of(problem, choice))
+        cost = settled_cost(self.table, problem, costed(problem, choice))
         time_spread, energy_spread = self._spreads(problem, choice)
         change = dataclasses.replace(
             _certain(cost), time_spread=time_spread, energy_spread=energy_spread

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.core.solvers import Problem
-from underclock.core.solvers.knapsack import Exact
+from underclock.core.solvers.knapsack import solve_knapsack
 from underclock.hw.simulated.clocks import snap
 from underclock.hw.simulated.driver import Rig, simulated_rig
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
@@ -74,7 +74,7 @@ class Truth:
             costs.append((time_s, power_w * time_s))
         times, energies = np.moveaxis(np.array(costs), 1, 0)
         budget_s = self.auto_s * (1.0 + max_slowdown)
-        solution = Exact().solve(Problem(time_s=times, energy_j=energies, budget_s=budget_s))
+        solution = solve_knapsack(Problem(time_s=times, energy_j=energies, budget_s=budget_s))
         if not len(solution.choice):
             return 0.0
         chosen = zip(self.step.kernels, solution.choice, strict=True)

@@ -12,9 +12,8 @@ from underclock.core.solvers import (
     Problem,
     SequenceProblem,
     Solution,
-    cost_of,
+    costed,
     infeasible,
-    solution_of,
     violations,
 )
 from underclock.core.solvers.hull import Quanta
@@ -35,9 +34,9 @@ class KnapsackBruteForce:
             energy = sum(int(quanta.energy[g, s]) for g, s in enumerate(choice))
             if time <= quanta.budget and energy < best_energy:
                 best, best_energy = choice, energy
-        return (
-            infeasible() if best is None else solution_of(problem, np.array(best, dtype=np.int64))
-        )
+        if best is None:
+            return infeasible()
+        return costed(problem, np.array(best, dtype=np.int64), Status.OPTIMAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,9 @@ class ScheduleBruteForce:
         best, least_j = None, math.inf
         for each in itertools.product(*settings):
             choice = np.array(each, dtype=np.int64)
-            energy_j = cost_of(problem, choice).energy_j
+            energy_j = costed(problem, choice).energy_j
             if energy_j < least_j and not violations(problem, choice):
                 best, least_j = choice, energy_j
         if best is None:
             return infeasible()
-        return solution_of(problem, best, status=Status.OPTIMAL, bound_j=least_j)
+        return costed(problem, best, Status.OPTIMAL, least_j)

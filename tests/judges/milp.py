@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.solvers import Problem, Solution, infeasible, solution_of
+from underclock.core.solvers import Problem, Solution, costed, infeasible
 from underclock.core.solvers.hull import Quanta
 from underclock.errors import NotSupportedError
 from underclock.records import Status
@@ -166,11 +166,11 @@ class KnapsackMilp:
             choice = problem.time_s.argmin(axis=1)
             if not _fits(problem, choice):
                 return infeasible()
-        return solution_of(
+        return costed(
             problem,
             choice,
-            status=Status.OPTIMAL if answer.optimal else Status.BOUNDED,
-            bound_j=max(0.0, answer.bound) * energy_unit,
+            Status.OPTIMAL if answer.optimal else Status.BOUNDED,
+            max(0.0, answer.bound) * energy_unit,
         )
 
 

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from underclock.arrays import Floats, Ints
 from underclock.core.planning.clock_changes import Rules, sequence_problem
-from underclock.core.solvers import Problem, cost_of, once_through, supported
+from underclock.core.solvers import Problem, costed, once_through, supported
 from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_capped_step import (
     fixed_part_costs,
@@ -265,7 +265,7 @@ class _Stage:
             choice = cheapest(price_w)
             if choice is None:
                 return
-            cost = cost_of(problem, choice)
+            cost = costed(problem, choice)
             # The wrap is no change here: what follows is another instruction.
             wrap = choice[-1], choice[0]
             time_s = cost.time_s - float(problem.switch_time_s[wrap])

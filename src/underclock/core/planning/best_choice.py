@@ -37,9 +37,9 @@ from underclock.core.planning.chance_constraint import (
 from underclock.core.solvers import (
     Effort,
     Problem,
+    costed,
     infeasible,
     least_product,
-    solution_of,
     solve,
 )
 from underclock.core.step.cost_table import CostTable, overlapped
@@ -276,7 +276,7 @@ def best_choice(
     def below(aim: Aim) -> Candidate | None:
         """Return the choice whose step settles best within an aim."""
         least = Effort.QUICK if risk is not None else far
-        cheapest = cheapest_within(table, task.groups, least, aim).choice
+        cheapest = cheapest_within(table, task.groups, least, aim)
         if cheapest is not None:
             setting = task.groups.spread(cheapest)
         else:
@@ -376,7 +376,7 @@ def _free(table: CostTable, task: Task, effort: Effort) -> Candidate | None:
             solution = infeasible()
         else:
             choice = np.where(cost == least[:, None], problem.time_s, math.inf).argmin(axis=1)
-            solution = solution_of(problem, choice)
+            solution = costed(problem, choice, Status.OPTIMAL)
     elif goal.objective in TIME_POWER:
         solution = least_product(problem, power=TIME_POWER[goal.objective])
     else:

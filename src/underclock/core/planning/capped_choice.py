@@ -19,10 +19,11 @@ import numpy as np
 from underclock.arrays import Ints
 from underclock.core.planning.chance_constraint import Aim, Proof
 from underclock.core.solvers import (
-    BelowLimit,
     Effort,
     Problem,
     WindowedGroups,
+    cheapest_below,
+    fastest_below,
     solve,
 )
 from underclock.core.step.cost_table import CostTable
@@ -55,8 +56,8 @@ def is_held(table: CostTable, choice: Ints) -> bool:
     return greatest_mean_w(cap, time_s, energy_j) > cap.limit_w
 
 
-def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: Aim) -> BelowLimit:
-    """Find the choice whose step settles at least energy within an aim."""
+def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: Aim) -> Ints | None:
+    """Return the choice whose step settles at least energy within an aim. Shape (G,)."""
     cap = cap_of(table)
 
     def settled_j(choice: Ints) -> float:
@@ -65,7 +66,7 @@ def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: Aim)
         late = cost.time_change + aim.paid(setting) > aim.slowdown + _SMALL
         return math.inf if late else cost.energy_j
 
-    return WindowedGroups(
+    windowed = WindowedGroups(
         problem=Problem(
             time_s=groups.time_s,
             energy_j=groups.energy_j,
@@ -75,11 +76,9 @@ def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: Aim)
         fading=cap.fading,
         order=groups.member[cap.order],
         judge=settled_j,
-    ).cheapest(
-        effort,
-        rounds=_ROUNDS,
-        priced_s=None if aim.prices is None else table.auto_time_s * groups.added(aim.prices),
     )
+    priced_s = None if aim.prices is None else table.auto_time_s * groups.added(aim.prices)
+    return cheapest_below(windowed, effort, rounds=_ROUNDS, priced_s=priced_s)[0]
 
 
 def as_it_runs(table: CostTable, groups: Grouped, setting: Ints) -> Ints:
@@ -147,13 +146,12 @@ def fastest(table: CostTable, groups: Grouped, effort: Effort) -> tuple[Ints, Co
     def settled(choice: Ints) -> Cost:
         return step_cost(table, groups.spread(choice)[cap.order])
 
-    below = WindowedGroups(
+    windowed = WindowedGroups(
         problem=Problem(time_s=groups.time_s, energy_j=groups.energy_j),
         limit_w=cap.limit_w,
         fading=cap.fading,
         order=groups.member[cap.order],
         judge=lambda choice: cap.limit_w * settled(choice).time_s,
-    ).fastest(effort, rounds=_FASTEST_ROUNDS)
-    if below.choice is None:
-        return None
-    return groups.spread(below.choice), settled(below.choice)
+    )
+    choice, _ = fastest_below(windowed, effort, rounds=_FASTEST_ROUNDS)
+    return None if choice is None else (groups.spread(choice), settled(choice))

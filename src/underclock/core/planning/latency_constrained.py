@@ -20,12 +20,10 @@ from underclock.core.planning.chance_constraint import BUDGETS, RiskModel, room
 from underclock.core.planning.clock_changes import WORTH, Misses, Rules, misses, sequence_problem
 from underclock.core.solvers import (
     Effort,
-    Judged,
     SequenceProblem,
     Solution,
-    cost_of,
+    costed,
     infeasible,
-    solution_of,
     solve,
 )
 from underclock.core.step.cost_table import CostTable
@@ -164,7 +162,7 @@ class _Step:
         """Say what a schedule comes to."""
         key = choice.astype(np.int64).tobytes()
         if key not in self._known:
-            planned = cost_of(self.problem, choice)
+            planned = costed(self.problem, choice)
             cost = settled_cost(self.table, self.problem, self._of(choice))
             change = None if self.risk is None else self.risk.predicted_schedule(choice)
             margin = 0.0 if change is None else room(change.time_spread, TOLERANCE)
@@ -177,13 +175,11 @@ class _Step:
             )
         return self._known[key]
 
-    def judged(self, choice: Ints) -> Judged:
-        """Judge a schedule as the plan is judged."""
+    def judged(self, choice: Ints) -> tuple[float, float]:
+        """Judge a schedule as the plan is judged: how late in s it is, and its energy in J."""
         believed = self.believed(choice)
-        return Judged(
-            late_s=self.table.auto_time_s * (believed.overrun - _SMALL),
-            energy_j=believed.cost.energy_j,
-        )
+        late_s = self.table.auto_time_s * (believed.overrun - _SMALL)
+        return late_s, believed.cost.energy_j
 
     def best(self, rounds: int) -> Ints | None:
         """Return the schedule of least energy that keeps the budget as it settles."""
@@ -232,7 +228,7 @@ class _Step:
         return dataclasses.replace(self.problem, energy_j=energy_j, budget_s=budget_s)
 
     def _of(self, choice: Ints) -> Solution:
-        return solution_of(self.problem, choice, status=Status.BOUNDED, bound_j=self.bound_j)
+        return costed(self.problem, choice, Status.BOUNDED, self.bound_j)
 
     def arm(self, choice: Ints) -> tuple[Arm, Solution]:
         """Return the arm of a schedule, and the schedule."""

@@ -1,24 +1,30 @@
-"""The trade-off of time and cost as a linear program, and who solves it.
+"""The trade-off of time and cost as a linear program, solved and proven.
 
-For few times an interior point method that knows the network. Where `highspy` is installed (the
+For few times an interior point method that uses the network. Where `highspy` is installed (the
 extra ``job``) HiGHS answers for many: one time's basis is the next one's start, so that each but
-the first takes a hundredth of that.
+the first takes a hundredth of that. Nothing that they say is believed: durations are cut to what
+the network allows, and multipliers are made a flow whose cost is a bound by itself (`tradeoff`).
 
 Shape letters: A activities, E waits, Q pieces of the curves of all activities, V = 2 A + Q
 variables, P = E + 2 A + 2 Q amounts that are not negative.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from scipy.sparse import coo_array, csc_array, diags_array
 from scipy.sparse.linalg import splu
 
-from underclock.arrays import Floats, Ints
+from underclock.arrays import Floats
+from underclock.core.solvers.problems import SLACK
+from underclock.core.solvers.tradeoff import TradeoffProblem
+from underclock.records import Status
 
+PROVEN = 1e-9
+"""Fraction of the costs at stake up to which a plan counts as the least."""
 _TOLERANCE = 1e-9
 _FEW = 2  # times: for more, HiGHS is there sooner
 _STEPS, _WORSE = 60, 3  # most; most that bring nothing, where rounding lets them fall no further
@@ -28,71 +34,47 @@ _ROUNDING = 1e-12  # of a diagonal, by which a singular matrix is made regular
 _STIFF = 1e-10  # what an activity without a curve gives, as a fraction of what curves give
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """What a solver says; nothing of it need be true.
-
-    Attributes:
-        flow_w: Multiplier of each wait. Shape (E,).
-        source_w: Of each activity's not beginning before 0. Shape (A,).
-        sink_w: Of each activity's ending in time. Shape (A,).
-    """
-
-    duration_s: Floats
-    flow_w: Floats
-    source_w: Floats
-    sink_w: Floats
+Suggestion = tuple[Floats, Floats, Floats, Floats]
+"""What a solver says, and nothing of it need be true: duration of each activity in s, (A,), and
+multipliers in W of each wait, (E,), of activities' not beginning before 0 and of their ending in
+time, (A,)."""
 
 
 class Engine(Protocol):
     """Anything that suggests durations and multipliers."""
 
     def at(self, time_s: float) -> Suggestion | None:
-        """Return what costs least where all ends within a time that is long enough, if known."""
+        """Return what costs least where all ends within a time that is long enough, if found."""
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Program:
+class _Program:
     """When each activity begins and ends, and how far it goes along each piece of its curve.
 
     Attributes:
         of: Activity of each piece. Shape (Q,).
         length_s: Of each piece. Shape (Q,).
-        slope_w: Cost by time along it, weights included. Shape (Q,).
-        waits_of: Shape (E,).
-        waits_on: Shape (E,).
-        lag_s: Shape (E,).
+        cost: Of the variables: begins, ends, pieces. Shape (V,).
+        units: A second and a watt in which numbers are around one, as tolerances are absolute.
     """
 
-    shortest_s: Floats
-    of: Ints
-    length_s: Floats
-    slope_w: Floats
-    waits_of: Ints
-    waits_on: Ints
-    lag_s: Floats
+    def __init__(self, problem: TradeoffProblem) -> None:
+        self.waits_of, self.waits_on = problem.waits_of, problem.waits_on
+        self.shortest_s, self.lag_s = problem.shortest_s, problem.lag_s
+        pieces = [
+            (
+                np.repeat(members, len(curve.slope_w)),
+                *np.tile((np.diff(curve.time_s), curve.slope_w), len(members)),
+            )
+            for curve, members in zip(problem.curves, problem.members, strict=True)
+        ]
+        self.of, self.length_s, slope_w = map(np.concatenate, zip(*pieces, strict=True))
+        slope_w = slope_w * problem.weight[self.of]
+        self.units = float(self.length_s.mean()), float(-slope_w.min()) or 1.0
+        self.cost = np.append(np.zeros(2 * len(self.shortest_s)), slope_w / self.units[1])
 
-    @cached_property
-    def units(self) -> tuple[float, float]:
-        """A second and a watt in which numbers are around one, as tolerances are absolute."""
-        return float(self.length_s.mean()), float(-self.slope_w.min()) or 1.0
-
-    @property
-    def cost(self) -> Floats:
-        """Of the variables: begins, ends, pieces. Shape (V,)."""
-        slopes: Floats = self.slope_w / self.units[1]
-        return np.concatenate([np.zeros(2 * len(self.shortest_s)), slopes])
-
-    def most(self, time_s: float) -> Floats:
-        """Return what variables are at most; none is below 0. Shape (V,)."""
-        ends_s = np.full(2 * len(self.shortest_s), time_s)
-        most: Floats = np.concatenate([ends_s, self.length_s]) / self.units[0]
-        return most
-
-    @property
     def rows(self) -> tuple[csc_array, Floats]:
-        """What ends take longer than begins, by pieces; what begins after ends, by lags.
+        """Return what ends take longer than begins, by pieces; what begins after ends, by lags.
 
         The first A rows equal their right side, the E rows after them are no less. Shapes
         (A + E, V), (A + E,).
@@ -112,18 +94,6 @@ class Program:
         sides: Floats = np.concatenate([self.shortest_s, self.lag_s]) / self.units[0]
         return coo_array((values, (row, column)), shape=shape).tocsc(), sides
 
-    def suggestion(self, values: Floats, of_rows: Floats, of_bounds: Floats) -> Suggestion:
-        """Read an answer: variables, and multipliers of rows and of bounds."""
-        count = len(self.shortest_s)
-        unit_s, unit_w = self.units
-        along = np.clip(values[2 * count :] * unit_s, 0.0, self.length_s)
-        return Suggestion(
-            duration_s=self.shortest_s + np.bincount(self.of, along, minlength=count),
-            flow_w=np.maximum(of_rows[count:], 0.0) * unit_w,
-            source_w=np.maximum(of_bounds[:count], 0.0) * unit_w,
-            sink_w=np.maximum(-of_bounds[count : 2 * count], 0.0) * unit_w,
-        )
-
 
 class Interior:
     """A primal-dual interior point method (Mehrotra 1992) on the network.
@@ -134,8 +104,8 @@ class Interior:
     what is left is a Laplacian of the network, which is sparse.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, problem: TradeoffProblem) -> None:
+        self.program = program = _Program(problem)
         unit_s, _ = program.units
         self.shortest, self.length = program.shortest_s / unit_s, program.length_s / unit_s
         self.rooms = len(program.lag_s) + 2 * len(program.shortest_s)
@@ -180,8 +150,8 @@ class Interior:
         if answer is None:
             return None
         taken_s = self._taken(np.minimum(answer[0] * unit_s, program.length_s))
-        weights_w = np.split(answer[1] * unit_w, [rooms - 2 * count, rooms - count])
-        return Suggestion(program.shortest_s + taken_s, *weights_w)
+        waits, source, sink = np.split(answer[1] * unit_w, [rooms - 2 * count, rooms - count])
+        return program.shortest_s + taken_s, waits, source, sink
 
     def _taken(self, along: Floats) -> Floats:
         """Add up an amount of each piece by activity. Shape (A,)."""
@@ -269,14 +239,15 @@ def _reach(amounts: Floats, more: Floats) -> float:
 class Onwards:
     """HiGHS by `highspy`: from each time to the next."""
 
-    def __init__(self, program: Program, highspy: Any) -> None:  # noqa: ANN401 - untyped
-        self.program = program
-        rows, sides = program.rows
+    def __init__(self, problem: TradeoffProblem, highspy: Any) -> None:  # noqa: ANN401 - untyped
+        self.program = program = _Program(problem)
+        rows, sides = program.rows()
         count = len(program.shortest_s)
         model = highspy.HighsLp()
         model.num_row_, model.num_col_ = rows.shape
         model.col_cost_ = program.cost
-        model.col_lower_, model.col_upper_ = np.zeros(rows.shape[1]), program.most(0.0)
+        model.col_lower_ = np.zeros(rows.shape[1])
+        model.col_upper_ = np.append(np.zeros(2 * count), program.length_s / program.units[0])
         model.row_lower_ = sides
         model.row_upper_ = np.where(np.arange(len(sides)) < count, sides, highspy.kHighsInf)
         model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
@@ -294,23 +265,93 @@ class Onwards:
 
     def at(self, time_s: float) -> Suggestion | None:
         """Go on from where the last time ended."""
-        ends = np.arange(2 * len(self.program.shortest_s), dtype=np.int32)
-        most = self.program.most(time_s)[ends]
-        self.highs.changeColsBounds(len(ends), ends, np.zeros_like(most), most)
+        program, (unit_s, unit_w) = self.program, self.program.units
+        count = len(program.shortest_s)
+        ends = np.arange(2 * count, dtype=np.int32)
+        self.highs.changeColsBounds(
+            len(ends), ends, np.zeros(len(ends)), np.full(len(ends), time_s / unit_s)
+        )
         self.highs.run()
         answer = self.highs.getSolution()
         if not (answer.value_valid and answer.dual_valid):
             return None
-        values = (answer.col_value, answer.row_dual, answer.col_dual)
-        return self.program.suggestion(*map(np.asarray, values))
+        values, of_bounds = np.asarray(answer.col_value), np.asarray(answer.col_dual) * unit_w
+        along = np.clip(values[2 * count :] * unit_s, 0.0, program.length_s)
+        return (
+            program.shortest_s + np.bincount(program.of, along, minlength=count),
+            np.maximum(np.asarray(answer.row_dual)[count:], 0.0) * unit_w,
+            np.maximum(of_bounds[:count], 0.0),
+            np.maximum(-of_bounds[count : 2 * count], 0.0),
+        )
 
 
-def engine_of(program: Program, *, times: int) -> Engine:
-    """Return who answers soonest."""
+def engine_of(problem: TradeoffProblem, *, times: int) -> Engine:
+    """Return the solver that answers soonest for a number of times."""
     if times > _FEW:
         try:
             import highspy  # noqa: PLC0415 - an extra
         except ImportError:
-            return Interior(program)
-        return Onwards(program, highspy)
-    return Interior(program)
+            return Interior(problem)
+        return Onwards(problem, highspy)
+    return Interior(problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TradeoffSolution:
+    """The least cost within a time, and why it cannot be less.
+
+    Attributes:
+        status: Optimal to `PROVEN`, feasible within the gap to ``bound_j``, or infeasible.
+        duration_s: Of each activity; empty when infeasible. Shape (A,).
+        time_s: When the last ends; ``inf`` when infeasible.
+        cost_j: Likewise.
+        bound_j: No plan that ends within the time asked for costs less.
+    """
+
+    status: Status
+    duration_s: Floats
+    time_s: float
+    cost_j: float
+    bound_j: float
+
+
+def solve_tradeoff(
+    problem: TradeoffProblem, times_s: Sequence[float], engine: Engine | None = None
+) -> tuple[TradeoffSolution, ...]:
+    """Return the least cost within each of the times, in their order, with a proof.
+
+    Args:
+        times_s: Within which all activities are to end.
+        engine: What is asked for plans and multipliers; `engine_of` says which unless given.
+    """
+    least_s, most_s = problem.range_s
+    if engine is None and least_s < most_s:
+        engine = engine_of(problem, times=len(times_s))
+    solved = {}
+    for at in sorted(range(len(times_s)), key=lambda at: -times_s[at]):  # the longest first
+        if not times_s[at] >= least_s * (1.0 - SLACK):
+            solved[at] = TradeoffSolution(
+                status=Status.INFEASIBLE,
+                duration_s=np.zeros(0),
+                time_s=math.inf,
+                cost_j=math.inf,
+                bound_j=math.inf,
+            )
+            continue
+        time_s = max(times_s[at], least_s)
+        said = engine.at(time_s) if engine is not None and time_s < most_s else None
+        if said is None:
+            none_w = np.zeros_like(problem.weight)
+            said = problem.longest_s, np.zeros_like(problem.lag_s), none_w, none_w
+        duration_s = problem.within(said[0], time_s)
+        cost_j = problem.cost_j(duration_s)
+        bound_j = min(cost_j, problem.bound_j(*said[1:], time_s))
+        proven = cost_j - bound_j <= PROVEN * problem.at_stake_j
+        solved[at] = TradeoffSolution(
+            status=Status.OPTIMAL if proven else Status.BOUNDED,
+            duration_s=duration_s,
+            time_s=problem.makespan_s(duration_s),
+            cost_j=cost_j,
+            bound_j=bound_j,
+        )
+    return tuple(solved[at] for at in range(len(times_s)))

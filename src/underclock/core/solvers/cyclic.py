@@ -22,25 +22,19 @@ import itertools
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints, turned
 from underclock.core.solvers.cyclic_paths import lagrangian_of, ring_of, shortest_path
-from underclock.core.solvers.dual import (
-    DualSearch,
-    Path,
-    search_multipliers,
-    warm_start,
-)
+from underclock.core.solvers.dual import DualSearch, Path, search_multipliers, warm_start
 from underclock.core.solvers.problems import (
     DWELL_SLACK,
     SequenceProblem,
     Solution,
-    cost_of,
+    costed,
     infeasible,
-    solution_of,
     violations,
 )
 from underclock.records import Status
@@ -54,114 +48,77 @@ _BASES = 3  # paths that are mixed as they are
 _MATES = 12  # paths that the best schedule is mixed with
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """What a schedule comes to."""
-
-    late_s: float
-    energy_j: float
+Judge = Callable[[Ints], tuple[float, float]]
+"""Return how late in s a schedule, (n,), that keeps the other rules is, and its energy in J."""
 
 
-Judge = Callable[[Ints], Judged]
-"""Say what a schedule comes to that keeps the rules, the time budget apart."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cyclic:
-    """Feasible schedules with a bound, from the dual.
+def solve_cyclic(
+    problem: SequenceProblem,
+    start: Items[Ints] = (),
+    judge: Judge | None = None,
+    *,
+    gap: float = PROVEN,
+    max_paths: int = 60,
+    max_mixes: int = 1_000,
+) -> Solution:
+    """Return the best schedule met that keeps the rules, no worse than any given.
 
     Dwell of more than four values is rounded up to four; the bound is for the true dwell. Where no
     schedule is found, the status is ``INFEASIBLE``, with a finite bound unless there is none.
+
+    Args:
+        start: Schedules to begin with. Shapes (n,).
+        judge: Says which schedule is the best; its costs here unless given.
+        gap: Fraction of the energy between schedule and bound at which to stop.
+        max_paths: Most shortest paths in the search for one multiplier, or for a pair of them.
+        max_mixes: Most times that a schedule is mixed with another.
     """
-
-    gap: float = PROVEN
-    """Fraction of the energy between schedule and bound at which to stop."""
-    max_paths: int = 60
-    """Most shortest paths in the search for one multiplier, or for a pair of them."""
-    max_mixes: int = 1_000
-    """Most times that a schedule is mixed with another."""
-
-    def solve(
-        self, problem: SequenceProblem, start: Items[Ints] = (), judge: Judge | None = None
-    ) -> Solution:
-        """Return the best schedule met that keeps the rules, no worse than any given.
-
-        Args:
-            start: Schedules to begin with. Shapes (n,).
-            judge: Says which schedule is the best; its costs here unless given.
-        """
-        best = Incumbent.among(problem, start, judge)
-        best.offer_constants()
-        heaviest = problem.energy_j.min(axis=1)[problem.order]
-        ring = ring_of(problem, int(heaviest.argmax()))
-        if ring is None:
-            return infeasible()
-        if len(ring.time) == 1:
-            return best.answer(best.energy)
-        begin = warm_start(problem, ring, start, max_paths=self.max_paths)
-        tolerance = max(1e-7, 0.1 * self.gap)
-        found = search_multipliers(
-            problem, ring, begin, tolerance=tolerance, max_paths=self.max_paths
-        )
-        if found is None:
-            return best.answer(0.0 if ring.rounded or best.choice is not None else math.inf)
-        search, bound, choice = found
-        best.offer(ring.expanded(choice[:-1]))
-        offer_paths(best, search)
-        enough = bound / (1.0 - self.gap)
-        if best.reckoned > enough:
-            offer_cycles(best, search)
-            _mix_until_best(best, search, enough, self.max_mixes)
-        if ring.rounded:
-            # A bound for the true dwell, when what was solved had it rounded up.
-            ring = ring_of(problem, int(search.ring.first[0]), down=True)
-            down = replace(search, ring=ring or search.ring)
-            down.visit(search.time, search.switch)
-            bound = min(bound, down.bound)
-        return best.answer(bound)
+    best = Incumbent(problem, judge)
+    for choice in start:
+        best.offer(choice)
+    best.offer_constants()
+    heaviest = problem.energy_j.min(axis=1)[problem.order]
+    ring = ring_of(problem, int(heaviest.argmax()))
+    if ring is None:
+        return infeasible()
+    if len(ring.time) == 1:
+        return best.answer(best.energy)
+    begin = warm_start(problem, ring, start, max_paths=max_paths)
+    tolerance = max(1e-7, 0.1 * gap)
+    found = search_multipliers(problem, ring, begin, tolerance=tolerance, max_paths=max_paths)
+    if found is None:
+        return best.answer(0.0 if ring.rounded or best.choice is not None else math.inf)
+    search, bound, choice = found
+    best.offer(ring.expanded(choice[:-1]))
+    _offer_paths(best, search)
+    enough = bound / (1.0 - gap)
+    if best.reckoned > enough:
+        _offer_cycles(best, search)
+        _mix_until_best(best, search, enough, max_mixes)
+    if ring.rounded:
+        # A bound for the true dwell, when what was solved had it rounded up.
+        ring = ring_of(problem, int(search.ring.first[0]), down=True)
+        down = replace(search, ring=ring or search.ring)
+        down.visit(search.time, search.switch)
+        bound = min(bound, down.bound)
+    return best.answer(bound)
 
 
-@dataclass(slots=True)
 class Incumbent:
-    """The best schedule known that keeps every rule.
+    """The best schedule met that keeps every rule, and what it was judged to take in J."""
 
-    Attributes:
-        judge: Says which is the best.
-        energy: What it was judged to take, in J.
-    """
-
-    problem: SequenceProblem
-    judge: Judge | None = None
-    choice: Ints | None = None
-    energy: float = math.inf
-    _timeless: SequenceProblem = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._timeless = replace(self.problem, budget_s=math.inf)
-
-    @classmethod
-    def among(
-        cls, problem: SequenceProblem, choices: Items[Ints], judge: Judge | None = None
-    ) -> "Incumbent":
-        """Return the best of some choices, if any keeps the rules."""
-        best = cls(problem, judge)
-        for choice in choices:
-            best.offer(choice)
-        return best
-
-    def judged(self, choice: Ints) -> Judged:
-        """Return what a schedule comes to."""
-        if self.judge is not None:
-            return self.judge(choice)
-        cost = cost_of(self.problem, choice)
-        return Judged(late_s=cost.time_s - self.problem.latest_s, energy_j=cost.energy_j)
+    def __init__(self, problem: SequenceProblem, judge: Judge | None = None) -> None:
+        self.problem, self.judge = problem, judge
+        self.choice: Ints | None = None
+        self.energy = math.inf
+        self._timeless = replace(problem, budget_s=math.inf)
 
     @property
     def reckoned(self) -> float:
         """Energy of the best by the problem's costs, in J; ``inf`` where there is none."""
         if self.choice is None or self.judge is None:
             return self.energy
-        return cost_of(self.problem, self.choice).energy_j
+        return costed(self.problem, self.choice).energy_j
 
     def offer(self, choice: Ints) -> float | None:
         """Take a schedule if it is better and keeps the rules.
@@ -171,10 +128,14 @@ class Incumbent:
         """
         if violations(self._timeless, choice):
             return None
-        judged = self.judged(choice)
-        if judged.late_s <= 0.0 and judged.energy_j < self.energy:
-            self.choice, self.energy = choice.astype(np.int64), judged.energy_j
-        return judged.late_s
+        if self.judge is not None:
+            late_s, energy_j = self.judge(choice)
+        else:
+            cost = costed(self.problem, choice)
+            late_s, energy_j = cost.time_s - self.problem.latest_s, cost.energy_j
+        if late_s <= 0.0 and energy_j < self.energy:
+            self.choice, self.energy = choice.astype(np.int64), energy_j
+        return late_s
 
     def offer_constants(self) -> None:
         """Take the best single setting, if better."""
@@ -197,38 +158,31 @@ class Incumbent:
             return infeasible(bound)
         proven = bound >= self.reckoned * (1.0 - PROVEN)
         status = Status.OPTIMAL if proven else Status.BOUNDED
-        return solution_of(self.problem, self.choice, status=status, bound_j=bound)
+        return costed(self.problem, self.choice, status, bound)
 
 
-def offer_cycles(best: Incumbent, search: DualSearch) -> None:
-    """Offer cycles through the longest segment of a shortest path, and their mixtures.
-
-    Args:
-        search: The best multipliers, and the settings that matter at them.
-    """
+def _offer_cycles(best: Incumbent, search: DualSearch) -> None:
+    """Offer cycles through the longest segment of a shortest path, and their mixtures."""
     ring = search.ring
     lagrangian = lagrangian_of(ring, search.time, search.switch)
     choice = shortest_path(ring, lagrangian)[1][:-1]
-    item = _middle_of_longest(choice, ring.time[np.arange(len(choice)), choice])
+    time_s = ring.time[np.arange(len(choice)), choice]
+    starts = np.flatnonzero(choice != turned(choice, 1))
+    item = int(time_s.argmax())
+    if len(starts):
+        # The middle of the longest segment; starting at the first change, none wraps.
+        paid_s = np.append(0.0, np.cumsum(turned(time_s, -starts[0])))
+        begins_s = paid_s[np.append(starts - starts[0], len(choice))]
+        longest = int(np.diff(begins_s).argmax())
+        middle_s = 0.5 * (begins_s[longest] + begins_s[longest + 1])
+        within = int(np.searchsorted(paid_s, middle_s, side="right")) - 1
+        item = (int(starts[0]) + within) % len(choice)
     there = ring_of(best.problem, int(ring.first[item]), ring.settings)
     if there is None:  # pragma: no cover - the same settings, whose items all have one
         return
     cycles = replace(search, ring=there, through=int(choice[item]))
     if cycles.run(search.time):
-        offer_paths(best, cycles)
-
-
-def _middle_of_longest(choice: Ints, time_s: Floats) -> int:
-    starts = np.flatnonzero(choice != turned(choice, 1))
-    if len(starts) == 0:
-        return int(time_s.argmax())
-    # Starting at the first change, no segment wraps.
-    paid_s = np.append(0.0, np.cumsum(turned(time_s, -starts[0])))
-    begins_s = paid_s[np.append(starts - starts[0], len(choice))]
-    longest = int(np.diff(begins_s).argmax())
-    middle_s = 0.5 * (begins_s[longest] + begins_s[longest + 1])
-    within = int(np.searchsorted(paid_s, middle_s, side="right")) - 1
-    return (int(starts[0]) + within) % len(choice)
+        _offer_paths(best, cycles)
 
 
 def _by_cost(search: DualSearch) -> list[Path]:
@@ -239,24 +193,16 @@ def _by_cost(search: DualSearch) -> list[Path]:
     )
 
 
-def offer_paths(best: Incumbent, search: DualSearch) -> None:
-    """Offer the paths of a search, and mixtures of the best within the limits and beyond them.
-
-    Args:
-        search: Holds the paths, and the multipliers that say which are best.
-    """
+def _offer_paths(best: Incumbent, search: DualSearch) -> None:
+    """Offer the paths of a search, and mixtures of the best within the limits and beyond them."""
     by_cost = _by_cost(search)
     for path in sorted(by_cost, key=lambda path: path.energy):
         if path.energy < best.energy and path.keeps_limits:
             best.offer(search.ring.expanded(path.choice[:-1]))
     within = [path for path in by_cost if path.keeps_limits][:_BEST]
     beyond = [path for path in by_cost if not path.keeps_limits][:_BEST]
-    for one, other in itertools.product(within, beyond):
-        _offer_windows(
-            best,
-            search.ring.expanded(one.choice[:-1]),
-            search.ring.expanded(other.choice[:-1]),
-        )
+    for pair in itertools.product(within, beyond):
+        _offer_windows(best, *(search.ring.expanded(path.choice[:-1]) for path in pair))
 
 
 def _mix_until_best(best: Incumbent, search: DualSearch, enough: float, most: int) -> None:
@@ -301,15 +247,15 @@ def _offer_windows(best: Incumbent, within: Ints, beyond: Ints) -> None:
     most = max(1, _MOST_WINDOWS // len(ends))
     if len(begins) > most:
         begins = begins[np.unique(np.linspace(0, len(begins) - 1, most).astype(np.int64))]
-    mixed = within, beyond, begins, ends
-    time_s = _window_costs(problem.order, problem.time_s, problem.switch_time_s, *mixed)
-    energy_j = _window_costs(problem.order, problem.energy_j, problem.switch_energy_j, *mixed)
+    windows = within, beyond, begins, ends
+    time_s = _window_costs(problem.order, problem.time_s, problem.switch_time_s, *windows)
+    energy_j = _window_costs(problem.order, problem.energy_j, problem.switch_energy_j, *windows)
     energy_j[_too_short(problem, beyond, within, begins, ends)] = np.inf
     energy_j[_too_short(problem, within, beyond, ends, begins).T] = np.inf
     latest_s, more_j = problem.latest_s, 0.0
     if best.judge is not None:
-        cost, judged = cost_of(problem, within), best.judge(within)
-        latest_s, more_j = cost.time_s - judged.late_s, judged.energy_j - cost.energy_j
+        cost, (late_s, judged_j) = costed(problem, within), best.judge(within)
+        latest_s, more_j = cost.time_s - late_s, judged_j - cost.energy_j
     flat_s, flat_j = time_s.ravel(), energy_j.ravel() + more_j
     for _ in range(_MOST_JUDGED):
         # Sums near the budget are only nearly right: the rules decide.
@@ -318,15 +264,18 @@ def _offer_windows(best: Incumbent, within: Ints, beyond: Ints) -> None:
         for window in likely[np.argsort(flat_j[likely], kind="stable")].tolist():
             if not flat_j[window] < best.energy:
                 return
-            begin, end = begins[window // len(ends)], ends[window % len(ends)]
-            late_s = best.offer(_mixture(within, beyond, int(begin), int(end)))
-            if late_s is not None:
+            begin, end = int(begins[window // len(ends)]), int(ends[window % len(ends)])
+            inside = (begin + np.arange((end - begin) % len(within))) % len(within)
+            mixed = within.copy()
+            mixed[inside] = beyond[inside]
+            late = best.offer(mixed)
+            if late is not None:
                 break
         else:
             return
-        if late_s <= 0.0:
+        if late <= 0.0:
             return
-        latest_s -= late_s  # windows like it are as much later than reckoned
+        latest_s -= late  # windows like it are as much later than reckoned
 
 
 def _may_cross(problem: SequenceProblem, source: Ints, target: Ints) -> Bools:
@@ -411,12 +360,3 @@ def _window_costs(
     inside[begins[:, None] == ends[None, :]] = 0.0
     costs: Floats = stay.sum() + inside
     return costs
-
-
-def _mixture(within: Ints, beyond: Ints, begin: int, end: int) -> Ints:
-    """Return a choice that follows another over a window of the ring. Shape (n,)."""
-    length = (end - begin) % len(within)
-    window = (begin + np.arange(length)) % len(within)
-    mixed = within.copy()
-    mixed[window] = beyond[window]
-    return mixed

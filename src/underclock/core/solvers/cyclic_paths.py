@@ -40,22 +40,6 @@ Rows = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dwell:
-    """From when on a segment may end.
-
-    Attributes:
-        levels_s: Dwell of each class, ascending. Shape (C,).
-        kind: Class of each change of setting. Shape (S, S).
-        latest: The last boundary at which a segment may have started so that it can end at j: 0 for
-            one that was there before the cut, m + 1 if there is none. Shape (C, m + 1, S).
-    """
-
-    levels_s: Floats
-    kind: Ints
-    latest: Rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
     """The items of a problem in order, round the ring from the item that is cut.
 
@@ -63,23 +47,26 @@ class Ring:
         time: Zero where not available. Shape (m, S).
         energy: Zero in the same places. Shape (m, S).
         shut: ``inf`` where an item cannot run, else zero; ``None`` if all can. Shape (m, S).
-        lasts: Time of the items before each boundary, at each setting. Shape (m + 1, S).
-        dwell: ``None`` where segments may end at any boundary.
         first: First invocation of each item, in the ring. Shape (m,).
         settings: The problem's number of each setting. Shape (S,).
         invocations: Of the problem.
+        kind: Class of each change of setting. Shape (S, S).
+        latest: The last boundary at which a segment may have started so that it can end at j: 0 for
+            one that was there before the cut, m + 1 if there is none; ``None`` where segments may
+            end at any boundary. Shape (C, m + 1, S).
+        rounded: Whether dwell was rounded to fewer classes.
     """
 
     time: Floats
     energy: Floats
     shut: Floats | None
-    lasts: Floats
     switch_time: Floats
     switch_energy: Floats
-    dwell: Dwell | None
     first: Ints
     settings: Ints
     invocations: int
+    kind: Ints
+    latest: Rows | None
     rounded: bool
 
     def expanded(self, choice: Ints) -> Ints:
@@ -114,17 +101,16 @@ def ring_of(
     order = turned(problem.order, -first[0])
     starts = (first - first[0]) % n
     time, energy = (
-        _merged(table[:, settings], order, starts) for table in (problem.time_s, problem.energy_j)
+        np.add.reduceat(table[:, settings][order], starts, axis=0)
+        for table in (problem.time_s, problem.energy_j)
     )
     shut = ~np.isfinite(time)
     if shut.all(axis=1).any():
         return None
     time[shut], energy[shut] = 0.0, 0.0
     some = bool(shut.any())
-    lasts = np.concatenate([np.zeros((1, len(settings))), np.cumsum(time, axis=0)])
     pairs = np.ix_(settings, settings)
-    # The dwell of each class, the class of each change, and whether any was rounded.
-    # Classes come from all settings, whichever are left in: a bound must not depend on that.
+    # Classes come from all settings, whichever are kept: a bound must not depend on that.
     values = np.unique(problem.dwell_s[~np.eye(len(problem.dwell_s), dtype=np.bool_)])
     if len(values) == 0:
         values = np.zeros(1)
@@ -141,26 +127,21 @@ def ring_of(
         time=time,
         energy=energy,
         shut=np.where(shut, np.inf, 0.0) if some else None,
-        lasts=lasts,
         switch_time=problem.switch_time_s[pairs],
         switch_energy=problem.switch_energy_j[pairs],
-        dwell=None if free_at_all else _dwell(lasts, shut, levels, kind),
         first=first,
         settings=settings,
         invocations=n,
+        kind=kind,
+        latest=None if free_at_all else _latest_starts(time, shut, levels),
         rounded=rounded,
     )
 
 
-def _merged(table: Floats, order: Ints, starts: Ints) -> Floats:
-    """Add up the rows of every item's invocations. Shape (m, S)."""
-    rows = table[order]
-    merged: Floats = rows if len(starts) == len(order) else np.add.reduceat(rows, starts, axis=0)
-    return merged
-
-
-def _dwell(lasts: Floats, shut: Bools, levels: Floats, kind: Ints) -> Dwell:
+def _latest_starts(time: Floats, shut: Bools, levels: Floats) -> Rows:
+    """Return `Ring.latest`. Shape (C, m + 1, S)."""
     items, settings = shut.shape
+    lasts = np.concatenate([np.zeros((1, settings)), np.cumsum(time, axis=0)])
     latest = np.empty((len(levels), items + 1, settings), dtype=np.int32)
     boundary = np.arange(items + 1)[:, None]
     # The item before which a setting was last not available.
@@ -173,7 +154,7 @@ def _dwell(lasts: Floats, shut: Bools, levels: Floats, kind: Ints) -> Dwell:
             latest[level, :, s] = np.searchsorted(column, column - need_s, side="right") - 1
         np.clip(latest[level], 0, boundary - 1, out=latest[level])
         latest[level][(past >= 0) & (latest[level] <= past)] = items + 1
-    return Dwell(levels_s=levels, kind=kind, latest=latest)
+    return latest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +189,9 @@ def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
     np.cumsum(sums, axis=0, out=sums)
     base = ring.switch_energy + time * ring.switch_time + switch
     change = base[None]
-    if ring.dwell is not None:
-        classes = np.arange(len(ring.dwell.levels_s))[:, None, None]
-        change = np.where(ring.dwell.kind == classes, base, np.inf)
+    if ring.latest is not None:
+        classes = np.arange(len(ring.latest))[:, None, None]
+        change = np.where(ring.kind == classes, base, np.inf)
     np.einsum("css->cs", change)[:] = np.inf
     np.fill_diagonal(change[0], 0.0)
     size = float(sums[-1].max() + half.max()) + len(ring.time) * float(base.max())
@@ -260,14 +241,13 @@ class _Product:
         np.minimum.reduce(self.column[on] + self.change[on], axis=0, out=out)
 
 
-def forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
-    """Return the least cost of reaching a segment, less the prefix sum at its start.
+def _forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
+    """Return `ahead` of the module: by last boundary at which the segment may start.
+
+    The last row is ``inf``. Shape (m + 2, S).
 
     Args:
         start: Cost of being at a setting at the cut; the half of item 0 not included. Shape (S,).
-
-    Returns:
-        By last boundary at which the segment may start; the last row is ``inf``. Shape (m + 2, S).
     """
     items, settings = ring.time.shape
     ahead = np.full((items + 2, settings), np.inf)
@@ -275,7 +255,7 @@ def forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
     product = _Product(lagrangian.change)
     source = product.flat.reshape(-1, settings)
     fresh = np.empty(settings)
-    if ring.dwell is None:
+    if ring.latest is None:
         # The innermost loop of all: names and places instead of attributes and keywords.
         add, subtract, minimum, least = np.add, np.subtract, np.minimum, np.minimum.reduce
         flat, column, change, cost = product.flat, product.column, product.change, product.cost
@@ -290,7 +270,7 @@ def forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
             minimum(past, fresh, out=here)
         return ahead
     flat = ahead.reshape(-1)
-    places = ring.dwell.latest.transpose(1, 0, 2) * np.int64(settings) + np.arange(settings)
+    places = ring.latest.transpose(1, 0, 2) * np.int64(settings) + np.arange(settings)
     for j in range(1, items + 1):
         paid = lagrangian.sums[j]
         np.add(flat.take(places[j]), paid, out=source)
@@ -309,23 +289,18 @@ def shortest_path(
 ) -> tuple[float, Ints]:
     """Return the least cost of a path once round the ring, and its settings. Shape (m + 1,).
 
+    Item 0 is at the end again. Where there is no path the cost is ``inf`` and the settings mean
+    nothing.
+
     Args:
         through: Setting that item 0 must have at both ends; ``None`` for any at either.
     """
     start = np.zeros(ring.time.shape[1])
     if through is not None:
         start[np.arange(len(start)) != through] = np.inf
-    ahead = forward(ring, lagrangian, start)
-    return cheapest(ring, lagrangian, ahead, start + lagrangian.half)
-
-
-def cheapest(ring: Ring, lagrangian: Lagrangian, ahead: Floats, end: Floats) -> tuple[float, Ints]:
-    """Return the least cost of a path, and its settings, item 0 at the end again. Shape (m + 1,).
-
-    Where there is no path the cost is ``inf`` and the settings mean nothing.
-    """
+    ahead = _forward(ring, lagrangian, start)
     items = len(ring.time)
-    total = ahead[items] + lagrangian.sums[items] + end
+    total = ahead[items] + lagrangian.sums[items] + (start + lagrangian.half)
     s = int(total.argmin())
     least = float(total[s])
     choice = np.full(items + 1, s, dtype=np.int64)
@@ -345,10 +320,10 @@ def cheapest(ring: Ring, lagrangian: Lagrangian, ahead: Floats, end: Floats) -> 
         choice[row:done] = s
         if row == 0:
             return least, choice
-        if ring.dwell is None:
+        if ring.latest is None:
             latest = np.full((1, len(settings)), row - 1)
         else:
-            latest = ring.dwell.latest[:, row].astype(np.int64)
+            latest = ring.latest[:, row].astype(np.int64)
         came = ahead[latest, settings] + lagrangian.sums[row] + lagrangian.change[:, :, s]
         kind, source = divmod(int(came.argmin()), len(settings))
         done, row, s = row, int(latest[kind, source]), source
@@ -365,19 +340,6 @@ def once_through(problem: SequenceProblem) -> Callable[[float], Ints | None]:
     launch that takes nothing is put between end and begin of the ring, at a setting that only it
     has. The ring is cut there, where nothing dwells, so one shortest path is exact at each price.
     """
-    ring = ring_of(_opened(problem))
-
-    def cheapest(price_w: float) -> Ints | None:
-        if ring is None:
-            return None
-        least, choice = shortest_path(ring, lagrangian_of(ring, price_w))
-        return ring.expanded(choice[:-1])[1:] if np.isfinite(least) else None
-
-    return cheapest
-
-
-def _opened(problem: SequenceProblem) -> SequenceProblem:
-    """Put a launch of nothing between the end and the begin."""
     kernels, settings = problem.time_s.shape
 
     def with_nothing(costs: Floats) -> Floats:
@@ -390,7 +352,7 @@ def _opened(problem: SequenceProblem) -> SequenceProblem:
 
     dwell_s = with_outside(problem.dwell_s)
     dwell_s[:-1, -1] = problem.dwell_s.max(axis=1)
-    return replace(
+    opened = replace(
         problem,
         time_s=with_nothing(problem.time_s),
         energy_j=with_nothing(problem.energy_j),
@@ -398,8 +360,14 @@ def _opened(problem: SequenceProblem) -> SequenceProblem:
         switch_time_s=with_outside(problem.switch_time_s),
         switch_energy_j=with_outside(problem.switch_energy_j),
         dwell_s=dwell_s,
-        jitter_s=with_outside(problem.jitter_s),
-        miss_time_s=with_outside(problem.miss_time_s),
-        miss_energy_j=with_outside(problem.miss_energy_j),
         blocked=np.concatenate([[False, False], problem.blocked[1:]]),
     )
+    ring = ring_of(opened)
+
+    def cheapest(price_w: float) -> Ints | None:
+        if ring is None:
+            return None
+        least, choice = shortest_path(ring, lagrangian_of(ring, price_w))
+        return ring.expanded(choice[:-1])[1:] if np.isfinite(least) else None
+
+    return cheapest

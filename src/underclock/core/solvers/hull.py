@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.solvers.problems import Problem, Solution, solution_of
+from underclock.core.solvers.problems import Problem, Solution, costed
+from underclock.records import Status
 
 # Sums of integers below this are exact in a float64 too, with three bits to spare.
 _LARGEST_SUM = 2.0**50
@@ -174,7 +175,8 @@ def least_product(problem: Problem, *, power: int) -> Solution:
     """Minimise energy x time^power over all choices, ignoring the budget; exact."""
     steps = trades(Quanta.of(problem))
     time_s, energy_j = _points(problem, steps)
-    return solution_of(problem, steps.choice_after(int(np.argmin(energy_j * time_s**power))))
+    best = steps.choice_after(int(np.argmin(energy_j * time_s**power)))
+    return costed(problem, best, Status.OPTIMAL)
 
 
 def subsampled(time_s: Floats, energy_j: Floats, most: int) -> tuple[Floats, Floats]:

@@ -27,7 +27,6 @@ M multipliers.
 
 import heapq
 import math
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +34,7 @@ from numpy.typing import NDArray
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.solvers.hull import Quanta, Trades, trades
-from underclock.core.solvers.problems import Problem, Solution, infeasible, solution_of
+from underclock.core.solvers.problems import Effort, Problem, Solution, costed, infeasible
 from underclock.records import Status
 
 _GREEDY_TRADES = 5_000
@@ -49,25 +48,23 @@ Origins = NDArray[np.unsignedinteger]
 """Which move of which label each label came from, in the least integers that hold it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exact:
-    """Exact within memory: past ``max_labels`` the answer is feasible, with a bound."""
+def solve_knapsack(problem: Problem, max_labels: int = Effort.PROOF.labels) -> Solution:
+    """Return the cheapest choice within the budget, proven as far as memory allows.
 
-    max_labels: int = 50_000_000
-    """Most labels kept in one search; each takes up to 4 bytes until it ends."""
-
-    def solve(self, problem: Problem, start: Items[Ints] = ()) -> Solution:  # noqa: ARG002 - finds the best anyway
-        """Return the cheapest choice within the budget, proven."""
-        tree = Tree(Quanta.of(problem))
-        if tree.spare < 0:
-            return infeasible()
-        lost = tree.search(self.max_labels)
-        if lost > tree.best - 1:
-            return solution_of(problem, tree.choice)
-        start_j = math.fsum(problem.energy_j[tree.rows, tree.steps.start])
-        # The bound is on the difference between two choices, and either was rounded.
-        bound_j = start_j + lost / tree.quanta.per_joule - 2.0 * tree.quanta.rounding_j
-        return solution_of(problem, tree.choice, status=Status.BOUNDED, bound_j=bound_j)
+    Args:
+        max_labels: Most labels kept in one search, each of up to 4 bytes until it ends; past them
+            the answer is feasible, with a bound.
+    """
+    tree = Tree(Quanta.of(problem))
+    if tree.spare < 0:
+        return infeasible()
+    lost = tree.search(max_labels)
+    if lost > tree.best - 1:
+        return costed(problem, tree.choice, Status.OPTIMAL)
+    start_j = math.fsum(problem.energy_j[tree.rows, tree.steps.start])
+    # The bound is on the difference between two choices, and either was rounded.
+    bound_j = start_j + lost / tree.quanta.per_joule - 2.0 * tree.quanta.rounding_j
+    return costed(problem, tree.choice, Status.BOUNDED, bound_j)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,19 @@ separation: Ben-Ameur and Neto 2007).
 How much a launch counts in a window depends on how long the launches after it take, so on the
 choice. A bound therefore comes from no multipliers at all: windows only make better choices.
 
-Shape letters: G groups, S settings, n launches, C constraints, P choices met.
+Shape letters: G groups, S settings, n launches, C constraints.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linprog
 
 from underclock.arrays import Floats, Ints
-from underclock.core.solvers.entry import Effort, solve
-from underclock.core.solvers.problems import Problem
+from underclock.core.solvers.knapsack import solve_knapsack
+from underclock.core.solvers.problems import Effort, Problem
 from underclock.physics.cap import SIMULATED, Fading
 from underclock.records import Status
 
@@ -34,23 +34,6 @@ _ENOUGH = 1e-5  # of the cost: what nothing better than is sought
 _HARDER = (1.02, 1.1, 1.3, 2.0, 5.0, 25.0)  # times the multipliers, where no choice is allowed
 
 
-Judge = Callable[[Ints], float]
-"""Return what a choice comes to, in J, whatever its windows; ``inf`` where it is not allowed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BelowLimit:
-    """The best choice that was met.
-
-    Attributes:
-        choice: Setting of each group; ``None`` where none was allowed. Shape (G,).
-        bound_j: No choice that keeps every window costs less; ``inf`` where there is none.
-    """
-
-    choice: Ints | None
-    bound_j: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedGroups:
     """Groups of launches under a power limit.
@@ -59,44 +42,16 @@ class WindowedGroups:
         problem: Costs of all launches of a group together, and the time budget.
         limit_w: What the mean power over a window must not exceed.
         order: Which group each launch is of; every group is launched. Shape (n,).
-        judge: Says which choice is the best.
+        judge: Returns what a choice, (G,), comes to in J, whatever its windows; ``inf`` where it is
+            not allowed.
         fading: How the past counts the less the older it is.
     """
 
     problem: Problem
     limit_w: float
     order: Ints
-    judge: Judge
+    judge: Callable[[Ints], float]
     fading: Fading = SIMULATED
-
-    def cheapest(
-        self, effort: Effort, *, rounds: int, priced_s: Floats | None = None
-    ) -> BelowLimit:
-        """Find the choice of least energy within the time budget.
-
-        Args:
-            rounds: Most choices to look for, before some that only seek to keep the limit.
-            priced_s: What each setting takes of the budget besides its time, in s. Shape (G, S).
-        """
-        knapsack = self.problem
-        if priced_s is not None:
-            knapsack = replace(knapsack, time_s=knapsack.time_s + priced_s)
-        return self._search(knapsack, effort, rounds)
-
-    def fastest(self, effort: Effort, *, rounds: int) -> BelowLimit:
-        """Find the choice of least time, whatever the time budget; costs are time at the limit.
-
-        The knapsack has its parts changed over: least time, while what is drawn beyond the limit
-        comes to no more than nothing.
-        """
-        # The solver takes no negative numbers: each group's least is taken off, and off the budget.
-        least_j = self.beyond_j.min(axis=1)
-        changed_over = Problem(
-            time_s=self.beyond_j - least_j[:, None],
-            energy_j=self.problem.time_s * self.limit_w,
-            budget_s=-math.fsum(least_j),
-        )
-        return self._search(changed_over, effort, rounds)
 
     @property
     def beyond_j(self) -> Floats:
@@ -105,72 +60,88 @@ class WindowedGroups:
             beyond_j = self.problem.energy_j - self.limit_w * self.problem.time_s
         return np.where(np.isfinite(self.problem.time_s), beyond_j, np.inf)
 
-    def excess_w(self, time_s: Floats, energy_j: Floats) -> Floats:
-        """Return by how much the window that ends with each launch exceeds the limit. Shape (n,).
 
-        Args:
-            time_s: Of every launch, what comes before it included. Shape (n,).
-            energy_j: Likewise. Shape (n,).
-        """
-        over_w = self.fading.means_w(time_s, energy_j) - self.limit_w
-        return np.where(over_w > self.limit_w * _SLACK, over_w, 0.0)
+def cheapest_below(
+    groups: WindowedGroups, effort: Effort, *, rounds: int, priced_s: Floats | None = None
+) -> tuple[Ints | None, float]:
+    """Find the choice of least energy within the time budget and below the limit.
 
-    def _search(self, knapsack: Problem, effort: Effort, rounds: int) -> BelowLimit:
-        search = _MultiplierSearch(groups=self, knapsack=knapsack, effort=effort)
-        search.run(rounds)
-        return BelowLimit(choice=search.best, bound_j=search.bound_j)
+    Args:
+        rounds: Most choices to look for, before some that only seek to keep the limit.
+        priced_s: What each setting takes of the budget besides its time, in s. Shape (G, S).
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Met:
-    """A choice that some multipliers led to."""
-
-    choice: Ints
-    time_s: Floats  # of every launch, (n,)
-    energy_j: Floats  # likewise
-    cost_j: float  # what is minimised: the energy, or time at the power of the limit
+    Returns:
+        The best choice met, (G,), ``None`` where none was allowed; and what no choice that keeps
+        every window costs less than, in J: ``inf`` where there is none.
+    """
+    knapsack = groups.problem
+    if priced_s is not None:
+        knapsack = replace(knapsack, time_s=knapsack.time_s + priced_s)
+    return _MultiplierSearch(groups, knapsack, effort).run(rounds)
 
 
-@dataclass(slots=True, kw_only=True)
+def fastest_below(
+    groups: WindowedGroups, effort: Effort, *, rounds: int
+) -> tuple[Ints | None, float]:
+    """Find the choice of least time below the limit, whatever the time budget.
+
+    The knapsack has its parts changed over: least time, while what is drawn beyond the limit comes
+    to no more than nothing. Returns are those of `cheapest_below`; costs are time at the limit.
+    """
+    # The solver takes no negative numbers: each group's least is taken off, and off the budget.
+    least_j = groups.beyond_j.min(axis=1)
+    changed_over = Problem(
+        time_s=groups.beyond_j - least_j[:, None],
+        energy_j=groups.problem.time_s * groups.limit_w,
+        budget_s=-math.fsum(least_j),
+    )
+    return _MultiplierSearch(groups, changed_over, effort).run(rounds)
+
+
 class _MultiplierSearch:
-    """A search for the best choice under the limit."""
+    """A search for the best choice below the limit.
 
-    groups: WindowedGroups
-    knapsack: Problem  # what is solved, at multipliers of what launches draw beyond the limit
-    effort: Effort
-    best: Ints | None = None  # of all that were met and allowed
-    least_j: float = math.inf
-    bound_j: float = -math.inf  # no choice within the limit costs less
-    _met: list[_Met] = field(init=False, default_factory=list)
-    _counts: list[Floats] = field(init=False, default_factory=list)
+    Of each choice met it keeps what is minimised (the energy, or time at the limit) and what each
+    launch draws beyond the limit, (n,); of each constraint how much each launch counts, (n,).
+    """
 
-    def run(self, rounds: int) -> None:
+    def __init__(self, groups: WindowedGroups, knapsack: Problem, effort: Effort) -> None:
+        self.groups, self.knapsack, self.effort = groups, knapsack, effort
+        self.best: Ints | None = None
+        self.least_j, self.bound_j = math.inf, -math.inf
+        self._met, self._cost_j = list[Ints](), list[float]()
+        self._beyond_j, self._counts = list[Floats](), list[Floats]()
+
+    def run(self, rounds: int) -> tuple[Ints | None, float]:
         """Look until nothing better is promised, or the rounds are over."""
+        limit_w, fading = self.groups.limit_w, self.groups.fading
         here, best, reached_j = np.zeros(0), np.zeros(0), -math.inf
         for _ in range(rounds):
-            met = self._visit(here)
-            if met is None:
-                return
-            value_j = met.cost_j + math.fsum(here * self._drawn(met)[: len(here)])
+            launches = self._visit(here)
+            if launches is None:
+                return self.best, self.bound_j
+            drawn_j = [counts @ self._beyond_j[-1] for counts in self._counts]
+            value_j = self._cost_j[-1] + math.fsum(here * drawn_j[: len(here)])
             if value_j > reached_j:
                 reached_j, best = value_j, here
-            excess_w = self.groups.excess_w(met.time_s, met.energy_j)
+            over_w = fading.means_w(*launches) - limit_w
+            excess_w = np.where(over_w > limit_w * _SLACK, over_w, 0.0)
             if excess_w.any():
                 # Of a choice that keeps these windows, these times what each launch draws beyond
                 # the limit come to no more than zero.
-                counts = self.groups.fading.weights(met.time_s, excess_w * met.time_s)
+                counts = fading.weights(launches[0], excess_w * launches[0])
                 self._counts.append(counts / counts.max())
-            elif not self._counts:
-                return  # what is best without a limit is within it
+            elif not self._counts:  # what is best without a limit is within it
+                return self.best, self.bound_j
             if self.least_j <= self.bound_j * (1.0 + _ENOUGH):
-                return
+                return self.best, self.bound_j
             # The multipliers at which the least of all choices met is greatest. Shape (C,).
-            drawn_j = np.array([self._drawn(met) for met in self._met])
-            cost_j = np.array([met.cost_j for met in self._met])
+            cost_j = np.array(self._cost_j)
             unit_j = float(cost_j.max()) or 1.0
+            planes_j = np.array(self._beyond_j) @ np.array(self._counts).T
             answer = linprog(
                 [-1.0, *np.zeros(len(self._counts))],
-                A_ub=np.column_stack([np.ones(len(cost_j)), -drawn_j / unit_j]),
+                A_ub=np.column_stack([np.ones(len(cost_j)), -planes_j / unit_j]),
                 b_ub=cost_j / unit_j,
                 bounds=[(None, None), *[(0.0, _HIGHEST)] * len(self._counts)],
             )
@@ -178,55 +149,38 @@ class _MultiplierSearch:
             best = np.append(best, np.zeros(len(farthest) - len(best)))
             here = best + _PART * (farthest - best)
         for harder in _HARDER:
-            if self.best is not None:
-                return
-            self._visit(here * harder)
+            if self.best is None:
+                self._visit(here * harder)
+        return self.best, self.bound_j
 
-    def _visit(self, multipliers: Floats) -> _Met | None:
-        """Look for the best choice at some multipliers, one of each constraint."""
-        order, problem = self.groups.order, self.groups.problem
+    def _visit(self, multipliers: Floats) -> tuple[Floats, Floats] | None:
+        """Meet the best choice at some multipliers; return its launches' time and energy, (n,)."""
+        order, problem, knapsack = self.groups.order, self.groups.problem, self.knapsack
         each = np.zeros(len(order))
         for multiplier, counts in zip(multipliers, self._counts, strict=True):
             each += multiplier * counts
         count = np.bincount(order)
         shared = np.bincount(order, weights=each) / count
-        beyond_j = self.groups.beyond_j
-        costs_j, added_j = multiplied(self.knapsack.energy_j, beyond_j, shared)
-        solution = solve(replace(self.knapsack, energy_j=costs_j), self.effort)
+        with np.errstate(invalid="ignore"):  # nothing times no end
+            more_j = knapsack.energy_j + shared[:, None] * self.groups.beyond_j
+        more_j = np.where(np.isfinite(knapsack.energy_j), more_j, np.inf)
+        added_j = np.maximum(0.0, -more_j.min(axis=1))  # so that no cost is negative
+        costs_j = np.maximum(more_j + added_j[:, None], 0.0)
+        solution = solve_knapsack(replace(knapsack, energy_j=costs_j), self.effort.labels)
         if not each.any():
-            self.bound_j = max(self.bound_j, solution.bound_j - added_j)
+            self.bound_j = max(self.bound_j, solution.bound_j - math.fsum(added_j))
         if solution.status is Status.INFEASIBLE:
             return None
-        at = np.arange(len(count)), solution.choice
-        met = _Met(
-            choice=solution.choice,
-            time_s=(problem.time_s[at] / count)[order],
-            energy_j=(problem.energy_j[at] / count)[order],
-            cost_j=math.fsum(self.knapsack.energy_j[at]),
+        choice = solution.choice
+        at = np.arange(len(count)), choice
+        time_s, energy_j = (
+            (costs[at] / count)[order] for costs in (problem.time_s, problem.energy_j)
         )
-        if all((met.choice != other.choice).any() for other in self._met):
-            judged_j = self.groups.judge(met.choice)
+        if all((choice != other).any() for other in self._met):
+            judged_j = self.groups.judge(choice)
             if judged_j < self.least_j:
-                self.best, self.least_j = met.choice, judged_j
-        self._met.append(met)
-        return met
-
-    def _drawn(self, met: _Met) -> Floats:
-        """Return what a choice draws beyond the limit, as each constraint counts it. Shape (C,)."""
-        beyond_j = met.energy_j - self.groups.limit_w * met.time_s
-        return np.array([counts @ beyond_j for counts in self._counts])
-
-
-def multiplied(cost_j: Floats, beyond_j: Floats, multipliers: Floats) -> tuple[Floats, float]:
-    """Add to costs what is drawn beyond a limit, multiplied, and what makes none negative.
-
-    Args:
-        cost_j: ``inf`` where a setting is not available. One row for each multiplier.
-
-    Returns:
-        The costs, and what was added to those of any choice so that none is negative.
-    """
-    with np.errstate(invalid="ignore"):  # nothing times no end
-        more = np.where(np.isfinite(cost_j), cost_j + multipliers[:, None] * beyond_j, np.inf)
-    added = np.maximum(0.0, -more.min(axis=1))
-    return np.maximum(more + added[:, None], 0.0), math.fsum(added)
+                self.best, self.least_j = choice, judged_j
+        self._met.append(choice)
+        self._cost_j.append(math.fsum(knapsack.energy_j[at]))
+        self._beyond_j.append(energy_j - self.groups.limit_w * time_s)
+        return time_s, energy_j

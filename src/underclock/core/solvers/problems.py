@@ -10,6 +10,7 @@ Shape letters: G groups, K kernels, n launches (invocations), S settings.
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 
@@ -22,7 +23,7 @@ class Problem:
     """Pick one setting per group: least energy within a time budget.
 
     Attributes:
-        time_s: ``inf`` where a setting is not available. Shape (G, S).
+        time_s: ``inf`` where a setting is not available; each group has one. Shape (G, S).
         energy_j: ``inf`` in the same places. Shape (G, S).
         budget_s: Most time all groups together may take; ``inf`` for no limit.
     """
@@ -31,21 +32,25 @@ class Problem:
     energy_j: Floats
     budget_s: float = math.inf
 
-    def __post_init__(self) -> None:
-        _check_tables(self.time_s, self.energy_j, "group")
 
+class Effort(Enum):
+    """How far a solver looks before it states a gap.
 
-def _check_tables(time_s: Floats, energy_j: Floats, of: str) -> None:
-    if time_s.shape != energy_j.shape or time_s.ndim != 2:  # noqa: PLR2004
-        raise ValueError(
-            f"need two ({of[0].upper()}, S) tables, got {time_s.shape} and {energy_j.shape}"
-        )
-    known = np.isfinite(time_s)
-    chooses = known.size > 0 and known.any(axis=1).all()
-    if (known != np.isfinite(energy_j)).any() or not chooses:
-        raise ValueError(f"every {of} needs a setting with both a time and an energy")
-    if not ((time_s >= 0).all() and (energy_j >= 0).all()):
-        raise ValueError("times and energies must not be negative")
+    Attributes:
+        labels: Most labels kept in one search of a knapsack.
+        gap: Fraction of the energy between a schedule and its bound at which looking ends.
+        mixes: Most times that a schedule is mixed with another.
+    """
+
+    QUICK = 20_000, 1e-3, 40
+    """To choose what to look at next."""
+    PLAN = 200_000, 1e-4, 150
+    """To plan on expected costs, of which a proof to the last joule proves nothing."""
+    PROOF = 50_000_000, 1e-9, 1_000
+    """To the optimum."""
+
+    def __init__(self, labels: int, gap: float, mixes: int) -> None:
+        self.labels, self.gap, self.mixes = labels, gap, mixes
 
 
 # Sums are floats: a budget that is the exact time of a choice must admit the choice, and a dwell
@@ -97,7 +102,6 @@ class SequenceProblem:
 
     def __post_init__(self) -> None:
         """Fill in what was left out."""
-        _check_tables(self.time_s, self.energy_j, "kernel")
         settings = self.time_s.shape[1]
         for name in ("dwell_s", "jitter_s", "miss_time_s", "miss_energy_j"):
             if getattr(self, name).size == 0:
@@ -149,51 +153,38 @@ def infeasible(bound_j: float = math.inf) -> Solution:
     )
 
 
-def solution_of(
+def costed(
     problem: Problem | SequenceProblem,
     choice: Ints,
-    *,
-    status: Status = Status.OPTIMAL,
+    status: Status = Status.GIVEN,
     bound_j: float = math.inf,
 ) -> Solution:
-    """Cost a choice; its own energy caps the bound."""
-    cost = cost_of(problem, choice)
+    """Add up every group, or every launch and every change of setting.
+
+    Args:
+        bound_j: No choice costs less; the energy of the choice caps it.
+    """
+    if isinstance(problem, Problem):
+        at, switches = (np.arange(len(choice)), choice), 0
+        times_s, energies_j = problem.time_s[at], problem.energy_j[at]
+    else:
+        before = turned(choice, 1)
+        changed = np.flatnonzero(choice != before)
+        changes, at, switches = (
+            (before[changed], choice[changed]),
+            (problem.order, choice),
+            len(changed),
+        )
+        times_s = np.concatenate([problem.time_s[at], problem.switch_time_s[changes]])
+        energies_j = np.concatenate([problem.energy_j[at], problem.switch_energy_j[changes]])
+    energy_j = math.fsum(energies_j.tolist())
     return Solution(
         status=status,
         choice=choice,
-        time_s=cost.time_s,
-        energy_j=cost.energy_j,
-        bound_j=min(bound_j, cost.energy_j),
-        switches=cost.switches,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundCost:
-    """What one round of a choice takes."""
-
-    time_s: float
-    energy_j: float
-    switches: int = 0
-
-
-def cost_of(problem: Problem | SequenceProblem, choice: Ints) -> RoundCost:
-    """Add up every group, or every launch and every change of setting."""
-    if isinstance(problem, Problem):
-        at = np.arange(len(choice)), choice
-        return RoundCost(
-            time_s=math.fsum(problem.time_s[at].tolist()),
-            energy_j=math.fsum(problem.energy_j[at].tolist()),
-        )
-    before = turned(choice, 1)
-    changed = np.flatnonzero(choice != before)
-    changes = before[changed], choice[changed]
-    times = problem.time_s[problem.order, choice], problem.switch_time_s[changes]
-    energies = problem.energy_j[problem.order, choice], problem.switch_energy_j[changes]
-    return RoundCost(
-        time_s=math.fsum(np.concatenate(times).tolist()),
-        energy_j=math.fsum(np.concatenate(energies).tolist()),
-        switches=len(changed),
+        time_s=math.fsum(times_s.tolist()),
+        energy_j=energy_j,
+        bound_j=min(bound_j, energy_j),
+        switches=switches,
     )
 
 
@@ -203,7 +194,7 @@ def violations(problem: SequenceProblem, choice: Ints) -> list[str]:
         return [f"{len(problem.order)} invocations need as many settings, got {choice.shape}"]
     if choice.min() < 0 or choice.max() >= problem.time_s.shape[1]:
         return [f"settings run from 0 to {problem.time_s.shape[1] - 1}; a choice is outside"]
-    cost = cost_of(problem, choice)
+    cost = costed(problem, choice)
     if not math.isfinite(cost.time_s):
         return ["an invocation runs at a setting that its kernel has not got"]
     broken = []

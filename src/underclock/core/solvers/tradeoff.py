@@ -2,17 +2,13 @@
 
 Each activity begins after those that it waits for, and may take longer for less (Kelley 1961,
 Fulkerson 1961: crashing a project). Where costs are convex and piecewise linear this is a linear
-program, and its dual is a flow through the network: what a second is worth on each path. `crashing`
-solves it; nothing that it says is believed. Its durations are cut to what the network
-allows, and its multipliers are made a flow that conserves to the last bit, whose cost is a lower
-bound by itself (the dual of Fulkerson; Phillips and Dessouky 1977 walk along it cut by cut, as
-Perseus, SOSP'24, does).
+program, and its dual is a flow through the network: what a second is worth on each path (Phillips
+and Dessouky 1977 walk along it cut by cut, as Perseus, SOSP'24, does). `crashing` solves it.
 
 Shape letters: A activities, E waits, P points of a curve.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,12 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.solvers.crashing import Engine, Program, Suggestion, engine_of
-from underclock.core.solvers.problems import SLACK
-from underclock.records import Status
 
-PROVEN = 1e-9
-"""Fraction of the costs at stake up to which a plan counts as the least."""
 _ROUNDING = 1e-14  # of the magnitudes summed: what rounding may add to a bound
 
 
@@ -150,35 +141,19 @@ class TradeoffProblem:
             ends_s[at] = begins_s[at] + cut_s[at]
         return cut_s
 
-    @cached_property
-    def program(self) -> Program:
-        """The problem as a linear program."""
-        pieces = [
-            (np.repeat(members, len(slope_w)), *np.tile((length_s, slope_w), len(members)))
-            for members, length_s, slope_w in (
-                (members, np.diff(curve.time_s), curve.slope_w)
-                for curve, members in zip(self.curves, self.members, strict=True)
-            )
-        ]
-        of, length_s, slope_w = (np.concatenate(each) for each in zip(*pieces, strict=True))
-        return Program(
-            shortest_s=self.shortest_s,
-            of=of,
-            length_s=length_s,
-            slope_w=slope_w * self.weight[of],
-            waits_of=self.waits_of,
-            waits_on=self.waits_on,
-            lag_s=self.lag_s,
-        )
+    def bound_j(self, flow_w: Floats, source_w: Floats, sink_w: Floats, time_s: float) -> float:
+        """Return what no plan that ends in time costs less than, whatever multipliers are given.
 
-    def bound_j(self, said: Suggestion, time_s: float) -> float:
-        """Return what no plan that ends in time costs less than, whatever multipliers are said.
+        They are made a flow first: what enters an activity leaves it, split as they say. What
+        rounding leaves of it is charged at the whole time.
 
-        They are made a flow first: what enters an activity leaves it, split as said. What rounding
-        leaves of it is charged at the whole time.
+        Args:
+            flow_w: Multiplier of each wait. Shape (E,).
+            source_w: Of each activity's not beginning before 0. Shape (A,).
+            sink_w: Of each activity's ending in time. Shape (A,).
         """
         given_w, source_w, sink_w = (
-            np.nan_to_num(each, posinf=0.0) for each in (said.flow_w, said.source_w, said.sink_w)
+            np.nan_to_num(each, posinf=0.0) for each in (flow_w, source_w, sink_w)
         )
         split_w = (sink_w + np.bincount(self.waits_on, given_w, minlength=len(sink_w)))[
             self.waits_on
@@ -262,72 +237,3 @@ class Sweep:
             begins_s[at] = np.maximum.reduceat(ready_s, firsts, axis=0)
             ends_s[at] += begins_s[at]
         return begins_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TradeoffSolution:
-    """The least cost within a time, and why it cannot be less.
-
-    Attributes:
-        status: Optimal to `PROVEN`, feasible within the gap to ``bound_j``, or infeasible.
-        duration_s: Of each activity; empty when infeasible. Shape (A,).
-        time_s: When the last ends; ``inf`` when infeasible.
-        cost_j: Likewise.
-        bound_j: No plan that ends within the time asked for costs less.
-    """
-
-    status: Status
-    duration_s: Floats
-    time_s: float
-    cost_j: float
-    bound_j: float
-
-
-def solve_tradeoff(
-    problem: TradeoffProblem, times_s: Sequence[float], engine: Engine | None = None
-) -> tuple[TradeoffSolution, ...]:
-    """Return the least cost within each of the times, in their order, with a proof.
-
-    Args:
-        times_s: Within which all activities are to end.
-        engine: What is asked for plans and multipliers; `engine_of` says which unless given.
-    """
-    least_s, most_s = problem.range_s
-    if engine is None and least_s < most_s:
-        engine = engine_of(problem.program, times=len(times_s))
-    longest_first = sorted(range(len(times_s)), key=lambda at: -times_s[at])
-    solved = {at: _solved(problem, times_s[at], engine) for at in longest_first}
-    return tuple(solved[at] for at in range(len(times_s)))
-
-
-def _solved(problem: TradeoffProblem, time_s: float, engine: Engine | None) -> TradeoffSolution:
-    least_s, most_s = problem.range_s
-    if not time_s >= least_s * (1.0 - SLACK):
-        return TradeoffSolution(
-            status=Status.INFEASIBLE,
-            duration_s=np.zeros(0),
-            time_s=math.inf,
-            cost_j=math.inf,
-            bound_j=math.inf,
-        )
-    time_s = max(time_s, least_s)
-    said = engine.at(time_s) if engine is not None and time_s < most_s else None
-    if said is None:
-        none_w = np.zeros_like(problem.weight)
-        said = Suggestion(
-            duration_s=problem.longest_s,
-            flow_w=np.zeros_like(problem.lag_s),
-            source_w=none_w,
-            sink_w=none_w,
-        )
-    duration_s = problem.within(said.duration_s, time_s)
-    cost_j = problem.cost_j(duration_s)
-    bound_j = min(cost_j, problem.bound_j(said, time_s))
-    proven = cost_j - bound_j <= PROVEN * problem.at_stake_j
-    return TradeoffSolution(
-        status=Status.OPTIMAL if proven else Status.BOUNDED,
-        duration_s=duration_s,
-        time_s=problem.makespan_s(duration_s),
-        cost_j=cost_j,
-        bound_j=bound_j,
-    )

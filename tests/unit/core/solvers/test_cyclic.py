@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from judges.brute import ScheduleBruteForce
 from underclock.arrays import Floats, Ints
-from underclock.core.solvers import Judged, SequenceProblem, Solution, cost_of, violations
-from underclock.core.solvers.cyclic import Cyclic
+from underclock.core.solvers import SequenceProblem, Solution, costed, violations
+from underclock.core.solvers.cyclic import solve_cyclic
 from underclock.core.solvers.cyclic_paths import (
     Lagrangian,
     Ring,
@@ -119,7 +119,7 @@ def assert_keeps_its_word(problem: SequenceProblem, schedule: Solution) -> None:
         assert len(schedule.choice) == 0
         assert schedule.energy_j == schedule.time_s == math.inf
         return
-    cost = cost_of(problem, schedule.choice)
+    cost = costed(problem, schedule.choice)
     assert violations(problem, schedule.choice) == []
     assert (cost.time_s, cost.energy_j) == (schedule.time_s, schedule.energy_j)
     assert cost.switches == schedule.switches
@@ -132,7 +132,7 @@ def assert_keeps_its_word(problem: SequenceProblem, schedule: Solution) -> None:
 def test_it_agrees_with_brute_force(part: int) -> None:
     for seed in PROBLEMS[part::4]:
         problem = small(seed)
-        reference, schedule = ScheduleBruteForce().solve(problem), Cyclic().solve(problem)
+        reference, schedule = ScheduleBruteForce().solve(problem), solve_cyclic(problem)
 
         assert_keeps_its_word(problem, schedule)
         assert (schedule.status is Status.INFEASIBLE) == (reference.status is Status.INFEASIBLE)
@@ -148,7 +148,7 @@ def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid
     longest_s = problem.time_s[np.isfinite(problem.time_s)].max()
     dwell_s = random.uniform(0.0, 3.0, problem.dwell_s.shape) * longest_s
     problem = replace(problem, dwell_s=dwell_s * (1.0 - np.eye(len(dwell_s))))
-    reference, schedule = ScheduleBruteForce().solve(problem), Cyclic().solve(problem)
+    reference, schedule = ScheduleBruteForce().solve(problem), solve_cyclic(problem)
 
     if schedule.status is Status.INFEASIBLE:  # of all, or with the longer dwell
         return
@@ -160,14 +160,14 @@ def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid
 @pytest.mark.parametrize("seed", range(2))
 def test_a_long_ring_is_near_its_bound_and_beats_any_fixed_clock(seed: int) -> None:
     problem = like_a_gpu(600, seed)
-    schedule = Cyclic().solve(problem)
+    schedule = solve_cyclic(problem)
 
     assert_keeps_its_word(problem, schedule)
     assert schedule.gap is not None
     assert schedule.gap < 1e-4
     assert schedule.switches > 0
     # From another cut and in another order.
-    turned = Cyclic().solve(replace(problem, order=np.roll(problem.order, 217)))
+    turned = solve_cyclic(replace(problem, order=np.roll(problem.order, 217)))
     assert turned.bound_j <= schedule.energy_j
     assert schedule.bound_j <= turned.energy_j
 
@@ -178,9 +178,9 @@ def test_dwell_blocks_and_a_limit_on_switches_are_kept_on_a_long_ring(max_paths:
     problem = replace(
         problem, dwell_s=10.0 * problem.switch_time_s, blocked=np.arange(300) % 7 == 0
     )
-    free = Cyclic(max_paths=max_paths).solve(problem)
-    few = Cyclic(max_paths=max_paths).solve(
-        replace(problem, max_switches=free.switches // 2), [free.choice]
+    free = solve_cyclic(problem, max_paths=max_paths)
+    few = solve_cyclic(
+        replace(problem, max_switches=free.switches // 2), [free.choice], max_paths=max_paths
     )
 
     assert few.switches <= free.switches // 2
@@ -199,7 +199,7 @@ def test_a_step_of_layers_is_planned_near_its_bound(dwell_s: float) -> None:
     gaps = []
     for seed in range(6):
         problem = layers(seed, dwell_s=dwell_s)
-        schedule = Cyclic(gap=1e-4).solve(problem)
+        schedule = solve_cyclic(problem, gap=1e-4)
         assert_keeps_its_word(problem, schedule)
         gaps.append(schedule.gap or 0.0)
 
@@ -208,31 +208,29 @@ def test_a_step_of_layers_is_planned_near_its_bound(dwell_s: float) -> None:
 
 def test_a_schedule_is_chosen_by_whoever_judges_it() -> None:
     problem = layers(0, dwell_s=2e-3)
-    plain = Cyclic(gap=1e-4).solve(problem)
+    plain = solve_cyclic(problem, gap=1e-4)
     late_s = 0.01 * problem.budget_s
 
-    def judge(choice: Ints) -> Judged:
+    def judge(choice: Ints) -> tuple[float, float]:
         """Every change makes the step later than its costs say, and dearer."""
-        cost = cost_of(problem, choice)
+        cost = costed(problem, choice)
         extra = cost.switches / max(plain.switches, 1)
-        return Judged(
-            late_s=cost.time_s + extra * late_s - problem.budget_s,
-            energy_j=cost.energy_j * (1.0 + 1e-3 * extra),
-        )
+        lateness_s = cost.time_s + extra * late_s - problem.budget_s
+        return lateness_s, cost.energy_j * (1.0 + 1e-3 * extra)
 
-    judged = Cyclic(gap=1e-4).solve(problem, [], judge)
-    assert judge(plain.choice).late_s > 0.0
+    judged = solve_cyclic(problem, [], judge, gap=1e-4)
+    assert judge(plain.choice)[0] > 0.0
     assert violations(problem, judged.choice) == []
-    assert judge(judged.choice).late_s <= 0.0
+    assert judge(judged.choice)[0] <= 0.0
     constants = [np.full(len(problem.order), s) for s in range(problem.time_s.shape[1])]
-    fixed = [judge(each).energy_j for each in constants if judge(each).late_s <= 0.0]
-    assert judge(judged.choice).energy_j < min(fixed)
+    fixed = [judge(each)[1] for each in constants if judge(each)[0] <= 0.0]
+    assert judge(judged.choice)[1] < min(fixed)
     assert judged.bound_j <= plain.energy_j
 
-    def hopeless(choice: Ints) -> Judged:
-        return Judged(late_s=1.0, energy_j=cost_of(problem, choice).energy_j)
+    def hopeless(choice: Ints) -> tuple[float, float]:
+        return 1.0, costed(problem, choice).energy_j
 
-    none = Cyclic().solve(problem, [plain.choice], hopeless)
+    none = solve_cyclic(problem, [plain.choice], hopeless)
     assert none.status is Status.INFEASIBLE
     assert none.bound_j <= plain.energy_j
 
@@ -243,7 +241,7 @@ def test_many_settings_with_many_dwells_take_no_long_time() -> None:
     dwell_s = problem.switch_time_s * np.random.default_rng(3).uniform(1, 9, problem.dwell_s.shape)
     problem = replace(problem, dwell_s=dwell_s)
     began_s = time.process_time()
-    schedule = Cyclic(gap=0.0).solve(problem)
+    schedule = solve_cyclic(problem, gap=0.0)
 
     assert_keeps_its_word(problem, schedule)
     # It took 8 s where all sources were looked at.
@@ -252,7 +250,7 @@ def test_many_settings_with_many_dwells_take_no_long_time() -> None:
 
 def test_a_coarser_gap_stops_earlier_and_says_so() -> None:
     problem = like_a_gpu(600, 2)
-    fine, coarse = Cyclic(gap=1e-5).solve(problem), Cyclic(gap=0.01).solve(problem)
+    fine, coarse = solve_cyclic(problem, gap=1e-5), solve_cyclic(problem, gap=0.01)
 
     assert fine.gap is not None
     assert coarse.gap is not None
@@ -260,13 +258,14 @@ def test_a_coarser_gap_stops_earlier_and_says_so() -> None:
     assert coarse.bound_j <= fine.energy_j <= coarse.energy_j
 
 
-def least_by_segments(ring: Ring, lagrangian: Lagrangian) -> float:
+def least_by_segments(ring: Ring, lagrangian: Lagrangian, levels_s: Floats) -> float:
     """Return the least cost of a path, every segment looked at from every boundary."""
     items, settings = ring.time.shape
     shut = np.zeros_like(ring.time) if ring.shut is None else ring.shut
     least = np.full((items + 1, settings), np.inf)  # of a segment that begins at a boundary
     least[0] = 0.0
     ends = np.inf
+    begins_s = np.concatenate([np.zeros((1, settings)), np.cumsum(ring.time, axis=0)])
     for j in range(1, items + 1):
         for i in range(j):
             open_at = shut[i:j].sum(axis=0) == 0.0
@@ -275,9 +274,9 @@ def least_by_segments(ring: Ring, lagrangian: Lagrangian) -> float:
             if j == items:
                 ends = min(ends, float((paid + lagrangian.half).min()))
             change = lagrangian.change.min(axis=0) + np.diag(np.full(settings, np.inf))
-            if ring.dwell is not None and i:
-                need_s = ring.dwell.levels_s[ring.dwell.kind] * (1.0 - DWELL_SLACK)
-                lasts_s = (ring.lasts[j] - ring.lasts[i])[:, None]
+            if ring.latest is not None and i:
+                need_s = levels_s[ring.kind] * (1.0 - DWELL_SLACK)
+                lasts_s = (begins_s[j] - begins_s[i])[:, None]
                 change = np.where(lasts_s >= need_s, change, np.inf)
             least[j] = np.minimum(least[j], (paid[:, None] + change).min(axis=0))
     return min(ends, float((least[items] + lagrangian.half).min()))
@@ -307,7 +306,7 @@ def many_settings(switch_s: float, *dwell_s: float) -> Ring:
 def test_leaving_sources_out_changes_no_cost(switch_s: float, dwell_s: tuple[float, ...]) -> None:
     ring = many_settings(switch_s, *dwell_s)
     lagrangian = lagrangian_of(ring, 1.3)
-    reference = least_by_segments(ring, lagrangian)
+    reference = least_by_segments(ring, lagrangian, np.unique(dwell_s))
 
     assert len(lagrangian.change) == len(dwell_s)
     assert shortest_path(ring, lagrangian)[0] == pytest.approx(reference)

@@ -13,14 +13,7 @@ from scipy.optimize import linprog
 
 from underclock.arrays import Floats
 from underclock.core.solvers import TradeCurve, TradeoffProblem, solve_tradeoff
-from underclock.core.solvers.crashing import (
-    Engine,
-    Interior,
-    Onwards,
-    Program,
-    Suggestion,
-    engine_of,
-)
+from underclock.core.solvers.crashing import Engine, Interior, Onwards, Suggestion, engine_of
 from underclock.records import Status
 
 seeds = st.integers(0, 2**32 - 1)
@@ -55,9 +48,8 @@ def drawn(seed: int, most: int = 8) -> TradeoffProblem:
     )
 
 
-def either(program: Program, seed: int) -> Engine:
-    """Return the one or the other."""
-    return Onwards(program, highspy) if seed % 2 else Interior(program)
+def either(problem: TradeoffProblem, seed: int) -> Engine:
+    return Onwards(problem, highspy) if seed % 2 else Interior(problem)
 
 
 def least_cost(problem: TradeoffProblem, time_s: float) -> float:
@@ -107,7 +99,7 @@ def test_no_plan_costs_less_and_the_bound_says_so(seed: int) -> None:
     least_s, most_s = problem.range_s
     times_s = [least_s + share * (most_s - least_s) for share in (0.0, 0.1, 0.6, 1.0, 1.5)]
     last_j = math.inf
-    engine = either(problem.program, seed) if least_s < most_s else None
+    engine = either(problem, seed) if least_s < most_s else None
     for time_s, solution in zip(times_s, solve_tradeoff(problem, times_s, engine), strict=True):
         check_kept(problem, solution.duration_s, time_s)
         expected_j = least_cost(problem, time_s)
@@ -131,7 +123,8 @@ class Liar:
         counts = map(len, (self.problem.lag_s, self.problem.curve, self.problem.curve))
         draws = (self.random.random(count) * self.random.choice([0, 1], count) for count in counts)
         duration_s = self.random.uniform(self.problem.shortest_s, self.problem.longest_s)
-        return Suggestion(duration_s, *(size * each for each in draws))
+        flow_w, source_w, sink_w = (size * each for each in draws)
+        return duration_s, flow_w, source_w, sink_w
 
 
 @settings(max_examples=60, deadline=None)
@@ -164,7 +157,7 @@ class Silent:
 def test_a_solver_that_knows_nothing_leaves_a_plan_and_a_bound(seed: int) -> None:
     problem = drawn(4)
     least_s, most_s = problem.range_s
-    assert either(problem.program, seed).at(0.9 * least_s) is None
+    assert either(problem, seed).at(0.9 * least_s) is None
     time_s = 0.5 * (least_s + most_s)
     check_kept(problem, problem.within(np.full_like(problem.weight, np.nan), time_s), time_s)
     (true,), (told,) = (solve_tradeoff(problem, [time_s], engine) for engine in (None, Silent()))
@@ -176,10 +169,10 @@ def test_a_solver_that_knows_nothing_leaves_a_plan_and_a_bound(seed: int) -> Non
 def test_without_the_extra_the_answers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = drawn(4)
     times_s = np.linspace(*problem.range_s, 4).tolist()
-    assert isinstance(engine_of(problem.program, times=4), Onwards)
+    assert isinstance(engine_of(problem, times=4), Onwards)
     onwards = solve_tradeoff(problem, times_s)
     monkeypatch.setitem(sys.modules, "highspy", None)
-    assert isinstance(engine_of(problem.program, times=4), Interior)
+    assert isinstance(engine_of(problem, times=4), Interior)
     anew = solve_tradeoff(problem, times_s)
     assert [each.cost_j for each in anew] == pytest.approx([each.cost_j for each in onwards])
 

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats, Ints
-from underclock.core.solvers import BelowLimit, Effort, Problem, WindowedGroups
+from underclock.core.solvers import (
+    Effort,
+    Problem,
+    WindowedGroups,
+    cheapest_below,
+    fastest_below,
+)
 from underclock.physics.cap import SIMULATED
 
 
@@ -88,38 +94,31 @@ def test_what_is_found_keeps_the_limit_and_its_bound_holds(
         cheap = aim == "cheapest"
         judge = within(problem, order, limit_w, energy if cheap else at_limit)
         groups = WindowedGroups(problem=problem, limit_w=limit_w, order=order, judge=judge)
-        below = (groups.cheapest if cheap else groups.fastest)(Effort.PROOF, rounds=30)
+        search = cheapest_below if cheap else fastest_below
+        choice, bound_j = search(groups, Effort.PROOF, rounds=30)
         budget_s = problem.budget_s if cheap else math.inf
         least_j = tried_all(problem, judge, budget_s)
-        assert below.bound_j <= least_j * (1.0 + 1e-9), seed
-        if below.choice is None:
+        assert bound_j <= least_j * (1.0 + 1e-9), seed
+        if choice is None:
             missed += least_j < math.inf
             continue
-        assert keeps(limit_w, *launches_of(problem, order, below.choice))
-        assert problem.time_s[np.arange(len(below.choice)), below.choice].sum() <= budget_s
-        gaps += judge(below.choice) > least_j * 1.01
+        assert keeps(limit_w, *launches_of(problem, order, choice))
+        assert problem.time_s[np.arange(len(choice)), choice].sum() <= budget_s
+        gaps += judge(choice) > least_j * 1.01
     # So few and so different groups leave multipliers little to find.
     assert missed <= most_missed
     assert gaps <= most_gaps
 
 
-def cheapest(
-    problem: Problem, order: Ints, limit_w: float, judge: Callable[[Ints], float]
-) -> BelowLimit:
-    groups = WindowedGroups(problem=problem, limit_w=limit_w, order=order, judge=judge)
-    return groups.cheapest(Effort.PROOF, rounds=5)
-
-
 def test_no_choice_within_the_budget_is_proven() -> None:
     problem, order, limit_w = drawn(3)
     late = Problem(time_s=problem.time_s, energy_j=problem.energy_j, budget_s=0.0)
-    none = cheapest(late, order, limit_w, lambda _: 1.0)
-    assert none.choice is None
-    assert none.bound_j == math.inf
+    groups = WindowedGroups(problem=late, limit_w=limit_w, order=order, judge=lambda _: 1.0)
+    assert cheapest_below(groups, Effort.PROOF, rounds=5) == (None, math.inf)
     # Nor is there a fastest step of less power than any setting draws.
     cold = 1e-3
     groups = WindowedGroups(problem=problem, limit_w=cold, order=order, judge=lambda _: 1.0)
-    assert groups.fastest(Effort.PROOF, rounds=5).bound_j == math.inf
+    assert fastest_below(groups, Effort.PROOF, rounds=5) == (None, math.inf)
 
 
 def test_a_hot_half_and_a_cool_one_are_each_kept_below_the_limit() -> None:
@@ -135,11 +134,11 @@ def test_a_hot_half_and_a_cool_one_are_each_kept_below_the_limit() -> None:
 
     judge = within(problem, order, limit_w, at_limit)
     groups = WindowedGroups(problem=problem, limit_w=limit_w, order=order, judge=judge)
-    below = groups.fastest(Effort.PROOF, rounds=30)
-    assert below.choice is not None
+    choice, bound_j = fastest_below(groups, Effort.PROOF, rounds=30)
+    assert choice is not None
     # As fast as it may be: the hot half at the highest clock that it holds, the other at boost.
-    assert judge(below.choice) == pytest.approx(tried_all(problem, judge, math.inf))
-    assert below.choice[1] == 10
-    assert below.choice[0] < 10
+    assert judge(choice) == pytest.approx(tried_all(problem, judge, math.inf))
+    assert choice[1] == 10
+    assert choice[0] < 10
     # On average there was power left for more.
-    assert below.bound_j < 0.95 * judge(below.choice)
+    assert bound_j < 0.95 * judge(choice)
