@@ -61,14 +61,14 @@ def job_of(workload: str, stages: int, microbatches: int) -> Job:
 def program_of(table: JobTable) -> Relaxation:
     """State the program of a job, every row of its profiles allowed."""
     waiting_w = np.full(len(table.rank_weight), BLOCKED_W)
-    return Relaxation.of(table, np.isfinite(table.time_s), waiting_w)
+    return Relaxation(table, np.isfinite(table.time_s), waiting_w)
 
 
 def frontier_of(job: Job) -> list[RowChoice]:
     """Return plans from the least time to that of least energy."""
     program = program_of(table_of(job))
     times_s = np.linspace(*program.range_s, POINTS).tolist()
-    return [answer.choice for answer in program.solved(times_s) if answer]
+    return [program.mixed(answer[0]) for answer in program.solved(times_s) if answer]
 
 
 def timed(work: Callable[[], object], repeats: int) -> list[float]:
@@ -94,8 +94,8 @@ def plan_row(workload: str, stages: int, microbatches: int, repeats: int) -> lis
     program = program_of(table)
     asked_s = [1.01 * program.range_s[0]]
     took_s = timed(lambda: program.solved(asked_s), repeats)
-    [answer] = filter(None, program.solved(asked_s))
-    gap = 1.0 - answer.bound_j / total(table, taken(table, answer.choice))[1]
+    [[duration_s, bound_j]] = filter(None, program.solved(asked_s))
+    gap = 1.0 - bound_j / total(table, taken(table, program.mixed(duration_s)))[1]
     row = [
         f"{workload} {stages} x {microbatches}",
         job.instructions,

@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from underclock.app.planning import costs_of
 from underclock.app.switching import switching_of
-from underclock.core.job.stage_profiles import StageProfiles, stage_profiles, with_profiles
+from underclock.core.job.stage_profiles import stage_profiles, with_profiles
 from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.clock_changes import Rules
 from underclock.core.step.whole_step import is_only_whole
 from underclock.errors import DataError, UsageError
 from underclock.records import Evidence, GpuInfo, SampleSet
-from underclock.records.job import Job, Profile, Waiting
+from underclock.records.job import InstructionKind, Job, Profile, Waiting
 from underclock.records.latencies import LatencyTable
 from underclock.store import SampleSource, read_samples
 from underclock.store.tables import read_profiles
@@ -78,12 +78,12 @@ def stage_costs(
         profiles={
             f"stage {at} {kind}": profile
             for at, stage in enumerate(known)
-            for kind, profile in stage.profiles.items()
+            for kind, profile in stage[0].items()
         },
         gpus={at: each.gpu for at, each in enumerate(sets) if not at or each.gpu != sets[0].gpu},
         evidence=kinds[0],
         workload=sets[0].workload,
-        warnings=tuple(dict.fromkeys(words for stage in known for words in stage.warnings)),
+        warnings=tuple(dict.fromkeys(words for _, notes in known for words in notes)),
     )
 
 
@@ -126,8 +126,10 @@ def with_waiting(job: Job, blocked_w: float | None) -> Job:
     return replace(job, ranks=tuple(ranks), warnings=notes)
 
 
-def _profiles_of(sample_set: SampleSet, given: SampleSource, latency: str | None) -> StageProfiles:
-    """Return what one stage costs; what is wrong with it names where it came from."""
+def _profiles_of(
+    sample_set: SampleSet, given: SampleSource, latency: str | None
+) -> tuple[dict[InstructionKind, Profile], tuple[str, ...]]:
+    """Return what one stage costs, and warnings; what is wrong with it names where it came from."""
     name = given if isinstance(given, str | Path) else "the samples"
     if is_only_whole(sample_set):
         raise DataError(

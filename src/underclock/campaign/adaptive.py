@@ -39,17 +39,11 @@ _NEAR = 0.015  # of log core clock: a look there says something of both
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What further samples are worth.
+    """What further samples are worth."""
 
-    Attributes:
-        per_s: Of each entry, in J per step for each second that it takes. Shape (K, S).
-        unsure: Standard deviation of the promised change of energy; the greatest of all goals.
-        half_width: Half the width of the 95 % interval of what is promised; likewise.
-    """
-
-    per_s: Floats
-    unsure: float
-    half_width: float
+    per_s: Floats  # of each entry, in J per step for each second that it takes, (K, S)
+    unsure: float  # standard deviation of the promised change of energy; the greatest of all goals
+    half_width: float  # half the width of the 95 % interval of what is promised; likewise
 
     def best(self, most: int) -> list[tuple[int, int]]:
         """Return kernels and settings worth most, at most one setting a kernel."""

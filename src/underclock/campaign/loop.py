@@ -65,14 +65,10 @@ WINDOWS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """The clocks that a step under a plan runs at.
+    """The clocks that a step under a plan runs at."""
 
-    Attributes:
-        scheduled: The clocks of each launch, and what runs them where they change.
-        wording: Which latency they were planned under, in words; ``None`` where it was none.
-    """
-
-    scheduled: Scheduled
+    scheduled: Scheduled  # the clocks of each launch, and what runs them where they change
+    # which latency they were planned under, in words; ``None`` where it was none
     wording: str | None = None
 
     @property
@@ -132,17 +128,11 @@ def switching_model(table: LatencyTable | None) -> SwitchingModel | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeSteps:
-    """Runs the step whole, at clocks that are held or under the plan.
+    """Runs the step whole, at clocks that are held or under the plan."""
 
-    Attributes:
-        measurer: Holds clocks.
-        led: Runs the step under the plan; ``None`` where its clocks do not change.
-        kernels: Of each launch.
-    """
-
-    measurer: Measurer
-    led: Measurer | None
-    kernels: Sequence[Kernel]
+    measurer: Measurer  # holds clocks
+    led: Measurer | None  # runs the step under the plan; ``None`` where its clocks do not change
+    kernels: Sequence[Kernel]  # of each launch
 
     def run(self, clocks: Sequence[Clocks], repeat: int) -> Floats:
         """Run one arm at its own heat; return time in s and energy in J of a step. Shape (2,)."""

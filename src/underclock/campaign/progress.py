@@ -22,21 +22,13 @@ _HEAT_S, _WARMER_C = 30.0, 40.0  # time constant of a board, and how much warmer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a campaign is expected to take.
+    """What a campaign is expected to take."""
 
-    Attributes:
-        kernels: It measures.
-        first: Measurements it takes in any case and has not got yet.
-        first_s: GPU time of these, and of warming up.
-        goal: How sure the promise gets after that, in words; empty where these are all.
-        limit_s: Of GPU time that a limit leaves; ``None`` without one.
-    """
-
-    kernels: int
-    first: int
-    first_s: float
-    goal: str
-    limit_s: float | None
+    kernels: int  # it measures
+    first: int  # measurements it takes in any case and has not got yet
+    first_s: float  # GPU time of these, and of warming up
+    goal: str  # how sure the promise gets after that, in words; empty where these are all
+    limit_s: float | None  # of GPU time that a limit leaves; ``None`` without one
 
     def __str__(self) -> str:
         time = format_duration(self.first_s)
@@ -58,27 +50,17 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How far a campaign is.
+    """How far a campaign is."""
 
-    Attributes:
-        done: Samples on file.
-        total: Samples it set out to take; ``None`` where it takes as many as it needs.
-        gpu_s: The measurer's own time since this run began; virtual on a simulated GPU.
-        doing: What is being done, for a person.
-        time_limit_s: Of that time; ``None`` where it has none.
-        phase: What of it, where it has several; the first is of a length that is known before.
-        phase_s: GPU time since that began.
-        left_s: About how much more it takes; ``None`` where that is unknown.
-    """
-
-    done: int
-    total: int | None
-    gpu_s: float
-    doing: str
-    time_limit_s: float | None = None
+    done: int  # samples on file
+    total: int | None  # samples it set out to take; ``None`` where it takes as many as it needs
+    gpu_s: float  # the measurer's own time since this run began; virtual on a simulated GPU
+    doing: str  # what is being done, for a person
+    time_limit_s: float | None = None  # of that time; ``None`` where it has none
+    # what of it, where it has several; the first is of a length that is known before
     phase: str = ""
-    phase_s: float = 0.0
-    left_s: float | None = None
+    phase_s: float = 0.0  # GPU time since that began
+    left_s: float | None = None  # about how much more it takes; ``None`` where that is unknown
 
     @property
     def share(self) -> float | None:
@@ -130,15 +112,11 @@ def expected_of(
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Where a campaign is.
-
-    Attributes:
-        left_s: About how much more it takes; ``None`` where that is unknown.
-    """
+    """Where a campaign is."""
 
     name: str = ""
     spent_s: float = 0.0
-    left_s: float | None = None
+    left_s: float | None = None  # about how much more it takes; ``None`` where that is unknown
 
 
 def warming_s(measuring: MeasurementSettings) -> float:

@@ -145,20 +145,14 @@ _TIMED = 4  # runs of the step of which launches are timed; more tell hardly mor
 
 
 class WindowPolicy(ABC):
-    """Decides what a campaign measures.
+    """Decides what a campaign measures."""
 
-    Attributes:
-        total: Windows it will have taken at its end; ``None`` where that is open.
-        limit_s: GPU time at which it ends; ``None`` for never.
-        why: Why nothing more is wanted, for a person; empty where that says itself.
-        short_of: How many times as unsure as asked its promise is; ``None`` where it makes none.
-        warms: Whether the GPU is warmed first; not where the step itself runs first, which does.
-    """
-
-    total: int | None = None
-    limit_s: float | None = None
-    why: str = ""
+    total: int | None = None  # windows it will have taken at its end; ``None`` where that is open
+    limit_s: float | None = None  # GPU time at which it ends; ``None`` for never
+    why: str = ""  # why nothing more is wanted, for a person; empty where that says itself
+    # how many times as unsure as asked its promise is; ``None`` where it makes none
     short_of: float | None = None
+    # whether the GPU is warmed first; not where the step itself runs first, which does
     warms: bool = True
 
     def begin(self) -> None:  # noqa: B027 - most have nothing to try

@@ -23,20 +23,15 @@ from underclock.records import ALONE, AUTO, Clocks, Mix
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A window to take.
+    """A window to take."""
 
-    Attributes:
-        kernel: Of which launches run; empty for the whole step, or for co-load by itself.
-        timed: Whether launches are timed inside, and the core clock is read all through; the step
-            by itself is where it can be.
-        warm: Whether the GPU is brought to the step's own heat before.
-    """
-
-    kernel: str = ""
+    kernel: str = ""  # of which launches run; empty for the whole step, or for co-load by itself
     mix: Mix = ALONE
     asked: Clocks = AUTO
+    # whether launches are timed inside, and the core clock is read all through; the step by itself
+    # is where it can be
     timed: bool = True
-    warm: bool = False
+    warm: bool = False  # whether the GPU is brought to the step's own heat before
 
     @property
     def is_step(self) -> bool:
@@ -102,17 +97,11 @@ def price_within(time_s: Floats, energy_j: Floats, limit_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """Which entries may be looked at, and what a look says.
+    """Which entries may be looked at, and what a look says."""
 
-    Attributes:
-        measurable: Shape (K, S).
-        count: How often each was looked at, or its neighbours. Shape (K, S).
-        noise: Standard deviation of one look's log time and log energy. Shape (2, K).
-    """
-
-    measurable: Bools
-    count: Floats
-    noise: Floats
+    measurable: Bools  # (K, S)
+    count: Floats  # how often each was looked at, or its neighbours, (K, S)
+    noise: Floats  # standard deviation of one look's log time and log energy, (2, K)
 
 
 def improvement(costs: Costs, looks: Looks, price_w: float, planned: Ints) -> Floats:

@@ -66,18 +66,13 @@ class Change(NamedTuple):
 
 
 class QuotedNumber(Record, frozen=True, kw_only=True):
-    """One number that is quoted from the paper, and ours.
-
-    Attributes:
-        unit: Of all three numbers; empty for a count.
-        ours: ``None`` where there is none.
-    """
+    """One number that is quoted from the paper, and ours."""
 
     group: str
     name: str
-    unit: str
+    unit: str  # of all three numbers; empty for a count
     paper: float
-    ours: float | None = None
+    ours: float | None = None  # ``None`` where there is none
     difference: float | None = None
 
 
@@ -168,23 +163,15 @@ class Lever(StrEnum):
 
 
 class Study(Record, frozen=True, kw_only=True):
-    """The paper's study on a simulated GPU.
+    """The paper's study on a simulated GPU."""
 
-    Attributes:
-        evidence: Of every number that is not the paper's.
-        calibration: How far to trust the simulation.
-        second: The same of the paper's second GPU.
-        same: Kernels of Table 1 whose choices lower the same clocks, of so many ``kernels``.
-        overlapping: Kernels whose choices lower at least one clock in common, or none.
-    """
-
-    evidence: Evidence
+    evidence: Evidence  # of every number that is not the paper's
     gpu: GpuInfo
-    calibration: str
-    second: str
+    calibration: str  # how far to trust the simulation
+    second: str  # the same of the paper's second GPU
     kernels: int
-    same: int
-    overlapping: int
+    same: int  # kernels of Table 1 whose choices lower the same clocks, of so many ``kernels``
+    overlapping: int  # kernels whose choices lower at least one clock in common, or none
     quoted: tuple[QuotedNumber, ...]
     warnings: tuple[str, ...] = ()
 

@@ -55,15 +55,10 @@ def settled_mhz(bins_mhz: Floats, power_w: Floats, limit_w: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fading:
-    """How the past fades in the mean power that a loop holds below the limit.
+    """How the past fades in the mean power that a loop holds below the limit."""
 
-    Attributes:
-        each_s: Time constant of each stage, in s.
-        stages: 1 or 2: a second one takes the mean of the first.
-    """
-
-    each_s: float
-    stages: int = 1
+    each_s: float  # time constant of each stage, in s
+    stages: int = 1  # 1 or 2: a second one takes the mean of the first
 
     def means_w(self, time_s: Floats, energy_j: Floats) -> Floats:
         """Return the mean power at the end of each launch of a round that repeats for ever.

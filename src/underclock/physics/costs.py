@@ -125,19 +125,13 @@ class WarmPower:
     """Board power while a kernel runs over and over at many clocks, for any temperature.
 
     What does not depend on the temperature is known once.
-
-    Attributes:
-        calm_w: What neither core clock nor temperature change. Shape (R,).
-        leak_w: Leakage at the reference temperature. Shape (R,).
-        tree_w: Clock tree. Shape (R,).
-        own_w: What the kernel adds. Shape (R,).
     """
 
     gpu: GpuConstants
-    calm_w: Floats
-    leak_w: Floats
-    tree_w: Floats
-    own_w: Floats
+    calm_w: Floats  # what neither core clock nor temperature change, (R,)
+    leak_w: Floats  # leakage at the reference temperature, (R,)
+    tree_w: Floats  # clock tree, (R,)
+    own_w: Floats  # what the kernel adds, (R,)
 
     @classmethod
     def of(
@@ -219,26 +213,16 @@ _NO_TIME_S = 1e-300  # keeps a kernel that is all fixed time from dividing by ze
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtClocks:
-    """One GPU at many clocks: what is the same there whatever runs.
-
-    Attributes:
-        core_mhz: Shape (R,).
-        mem_mhz: Shape (R,).
-        temperature_c: Shape (R,).
-        volts: Core voltage in V. Shape (R,).
-        xbar_mhz: Clock of the crossbar. Shape (R,).
-        dram_mhz: Clock of the memory, were it fully efficient. Shape (R,).
-        idle_w: Board power without what kernels add. Shape (R,).
-    """
+    """One GPU at many clocks: what is the same there whatever runs."""
 
     gpu: GpuConstants
-    core_mhz: Floats
-    mem_mhz: Floats
-    temperature_c: Floats
-    volts: Floats
-    xbar_mhz: Floats
-    dram_mhz: Floats
-    idle_w: Floats
+    core_mhz: Floats  # (R,)
+    mem_mhz: Floats  # (R,)
+    temperature_c: Floats  # (R,)
+    volts: Floats  # core voltage in V, (R,)
+    xbar_mhz: Floats  # clock of the crossbar, (R,)
+    dram_mhz: Floats  # clock of the memory, were it fully efficient, (R,)
+    idle_w: Floats  # board power without what kernels add, (R,)
 
     @classmethod
     def of(
@@ -289,21 +273,15 @@ class AtClocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCosts:
-    """Time and power of kernels at clocks, with what their derivatives are made of.
-
-    Attributes:
-        joined_s: Time but the fixed. Shape (R,).
-        parts_s: What core, DRAM and crossbar would take alone. Shape (3, R).
-        exponent: Which joins them. Shape (R,).
-    """
+    """Time and power of kernels at clocks, with what their derivatives are made of."""
 
     at: AtClocks
     kernels: KernelArrays
     time_s: Floats
     power_w: Floats
-    joined_s: Floats
-    parts_s: Floats
-    exponent: Floats
+    joined_s: Floats  # time but the fixed, (R,)
+    parts_s: Floats  # what core, DRAM and crossbar would take alone, (3, R)
+    exponent: Floats  # which joins them, (R,)
 
     @property
     def log(self) -> Floats:

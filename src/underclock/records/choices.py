@@ -124,23 +124,18 @@ class Cost(Record, frozen=True, kw_only=True):
 
 
 class Arm(Record, frozen=True):
-    """What one way of choosing clocks costs per step.
-
-    Attributes:
-        cost: ``None`` when infeasible.
-        gap: How far the objective may be from its optimum, as a fraction; ``None`` where nothing
-            was optimised or nothing found.
-        time_interval: Least and greatest ``time_change`` with 95 % confidence; ``None`` where
-            costs are taken as measured, without a fit.
-        energy_interval: The same of ``energy_change``.
-    """
+    """What one way of choosing clocks costs per step."""
 
     name: Strategy
-    cost: Cost | None
+    cost: Cost | None  # ``None`` when infeasible
     status: Status
+    # how far the objective may be from its optimum, as a fraction; ``None`` where nothing was
+    # optimised or nothing found
     gap: NotNegative | None = None
+    # least and greatest ``time_change`` with 95 % confidence; ``None`` where costs are taken as
+    # measured, without a fit
     time_interval: tuple[float, float] | None = None
-    energy_interval: tuple[float, float] | None = None
+    energy_interval: tuple[float, float] | None = None  # the same of ``energy_change``
 
     def __post_init__(self) -> None:
         check_interval(self, "time_interval", self.cost.time_change if self.cost else None)
@@ -160,15 +155,10 @@ class Arm(Record, frozen=True):
 
 
 class ChosenArm(ShownRecord, frozen=True, kw_only=True):
-    """What every plan has: ways of choosing clocks side by side, and the one that it holds.
+    """What every plan has: ways of choosing clocks side by side, and the one that it holds."""
 
-    Attributes:
-        chosen: The strategy whose clocks the plan holds.
-        arms: The ways compared, in order of freedom.
-    """
-
-    chosen: Strategy
-    arms: tuple[Arm, ...]
+    chosen: Strategy  # the strategy whose clocks the plan holds
+    arms: tuple[Arm, ...]  # the ways compared, in order of freedom
 
     def arm(self, name: str) -> Arm:
         """Return the arm of a strategy, or of its value, such as ``kernel_global``.
@@ -211,39 +201,29 @@ class Closure(Record, frozen=True, kw_only=True):
 
 
 class Segment(Record, frozen=True, kw_only=True):
-    """A stretch of a step's launches at one pair of clocks.
-
-    Attributes:
-        aim_s: How long after its first launch begins the change to it is best aimed, for changes
-            scatter; negative before.
-        pays_j: What it saves against the clocks of the stretch before, a second that it saves
-            counted as energy; ``None`` where that is not known.
-    """
+    """A stretch of a step's launches at one pair of clocks."""
 
     launches: AtLeastOne
     clocks: Clocks
+    # how long after its first launch begins the change to it is best aimed, for changes scatter;
+    # negative before
     aim_s: float = 0.0
+    # what it saves against the clocks of the stretch before, a second that it saves counted as
+    # energy; ``None`` where that is not known
     pays_j: float | None = None
 
 
 class ClockSchedule(Record, frozen=True, kw_only=True):
-    """Clocks over the launches of a step, round and round.
+    """Clocks over the launches of a step, round and round."""
 
-    Attributes:
-        segments: In launch order; the last and the first may be one stretch round the end.
-        switches: Changes in one round.
-        latency: Which switching latency it keeps, in words.
-        latencies: The latencies themselves: changes are asked for ahead by them.
-        launch_s: What each launch is expected to take at its clocks, stalls apart.
-        launch_j: Likewise its energy; empty where that is not known.
-    """
-
+    # in launch order; the last and the first may be one stretch round the end
     segments: tuple[Segment, ...]
-    switches: int
-    latency: str
-    latencies: LatencyTable
+    switches: int  # changes in one round
+    latency: str  # which switching latency it keeps, in words
+    latencies: LatencyTable  # the latencies themselves: changes are asked for ahead by them
+    # what each launch is expected to take at its clocks, stalls apart
     launch_s: tuple[Positive, ...]
-    launch_j: tuple[Positive, ...] = ()
+    launch_j: tuple[Positive, ...] = ()  # likewise its energy; empty where that is not known
 
     def __post_init__(self) -> None:
         scheduled = sum(segment.launches for segment in self.segments)
@@ -278,23 +258,16 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
     """What can be achieved on a GPU whose clocks take a given time to change.
 
     All but the latency is ``None`` where no schedule was found.
-
-    Attributes:
-        latency_s: From call to new clock, of every change.
-        time_change: Fraction of auto, as ``energy_change``.
-        switches: In one step.
-        gap: How far the energy may be from the least, as a fraction.
-        hardware: Known hardware with about that latency; empty for none.
-        frontier: What schedules cost at other time budgets under it, fastest first; empty where
-            none were planned.
     """
 
-    latency_s: NotNegative
-    time_change: Change | None
+    latency_s: NotNegative  # from call to new clock, of every change
+    time_change: Change | None  # fraction of auto, as ``energy_change``
     energy_change: Change | None
-    switches: Number | None
-    gap: NotNegative | None
-    hardware: str = ""
+    switches: Number | None  # in one step
+    gap: NotNegative | None  # how far the energy may be from the least, as a fraction
+    hardware: str = ""  # known hardware with about that latency; empty for none
+    # what schedules cost at other time budgets under it, fastest first; empty where none were
+    # planned
     frontier: tuple[Cost, ...] = ()
 
     def __post_init__(self) -> None:

@@ -66,22 +66,16 @@ _NOT_EACH = {InstructionKind.RECOMPUTE, InstructionKind.REST}  # has every micro
 
 
 class ProfileRow(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One way to run an instruction.
+    """One way to run an instruction."""
 
-    Attributes:
-        core_mhz: ``None`` is auto, as of memory.
-        energy_j: Of the whole instruction on one GPU; ``None`` where only time is known.
-        time_error_s: Standard error of ``time_s``.
-        energy_error_j: Standard error of ``energy_j``.
-        inside: Where clocks change inside it: stretches of its launches; else it runs at one pair.
-    """
-
-    core_mhz: Mhz | None = None
+    core_mhz: Mhz | None = None  # ``None`` is auto, as of memory
     mem_mhz: Mhz | None = None
     time_s: Positive
+    # of the whole instruction on one GPU; ``None`` where only time is known
     energy_j: Positive | None
-    time_error_s: NotNegative = 0.0
-    energy_error_j: NotNegative = 0.0
+    time_error_s: NotNegative = 0.0  # standard error of ``time_s``
+    energy_error_j: NotNegative = 0.0  # standard error of ``energy_j``
+    # where clocks change inside it: stretches of its launches; else it runs at one pair
     inside: tuple[Segment, ...] = ()
 
     @property
@@ -113,15 +107,10 @@ def whole_of(name: str) -> str:
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """What equal instructions cost at every clock that was measured.
+    """What equal instructions cost at every clock that was measured."""
 
-    Attributes:
-        rows: Ways to run it, as measured: some may be slower and dearer.
-        auto: Which row is auto: what runs where nothing is set.
-    """
-
-    rows: tuple[ProfileRow, ...]
-    auto: int
+    rows: tuple[ProfileRow, ...]  # ways to run it, as measured: some may be slower and dearer
+    auto: int  # which row is auto: what runs where nothing is set
 
     def __post_init__(self) -> None:
         if not self.rows or not 0 <= self.auto < len(self.rows):
@@ -138,27 +127,21 @@ class Profile(Record, frozen=True, kw_only=True):
 
 
 class Instruction(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that a rank does in an iteration.
+    """One thing that a rank does in an iteration."""
 
-    Attributes:
-        kind: What it does.
-        microbatch: Which it belongs to; ``None`` where it belongs to the iteration.
-        chunk: Which of the rank's pieces of the model.
-        profile: Name of what it costs at each clock; ``None`` where clocks do not matter to it.
-        time_s: What it takes where it has no profile, once all ranks that it meets are there.
-        power_w: What a rank draws in it where it has no profile; ``None`` for what waiting draws.
-        meeting: Instructions of other ranks with the same number begin and end with it.
-        stream: Instructions of different streams of a rank run side by side.
-    """
-
-    kind: InstructionKind
+    kind: InstructionKind  # what it does
+    # which it belongs to; ``None`` where it belongs to the iteration
     microbatch: Number | None = None
-    chunk: Number = 0
+    chunk: Number = 0  # which of the rank's pieces of the model
+    # name of what it costs at each clock; ``None`` where clocks do not matter to it
     profile: str | None = None
+    # what it takes where it has no profile, once all ranks that it meets are there
     time_s: NotNegative | None = None
+    # what a rank draws in it where it has no profile; ``None`` for what waiting draws
     power_w: NotNegative | None = None
+    # instructions of other ranks with the same number begin and end with it
     meeting: int | None = None
-    stream: Number = 0
+    stream: Number = 0  # instructions of different streams of a rank run side by side
 
     def __post_init__(self) -> None:
         if (self.profile is None) == (self.time_s is None):
@@ -182,22 +165,15 @@ class Waiting(Record, frozen=True, kw_only=True):
 
 
 class Rank(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU of a job.
+    """One GPU of a job."""
 
-    Attributes:
-        stage: Of the pipeline, as the other indices are of other ways to be parallel.
-        gpu: What it runs on; ``None`` for what the job says.
-        waiting: What it draws while it waits, lowest clock first, auto last.
-        instructions: Of one iteration; those of one stream run in this order.
-    """
-
-    stage: Number
+    stage: Number  # of the pipeline, as the other indices are of other ways to be parallel
     data: Number = 0
     tensor: Number = 0
     sequence: Number = 0
-    gpu: GpuInfo | None = None
-    waiting: tuple[Waiting, ...]
-    instructions: tuple[Instruction, ...]
+    gpu: GpuInfo | None = None  # what it runs on; ``None`` for what the job says
+    waiting: tuple[Waiting, ...]  # what it draws while it waits, lowest clock first, auto last
+    instructions: tuple[Instruction, ...]  # of one iteration; those of one stream run in this order
 
     def __post_init__(self) -> None:
         if not self.instructions:
@@ -227,21 +203,13 @@ class Rank(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Wait(Record, frozen=True, array_like=True):
-    """An instruction begins no earlier than ``lag_s`` after one of another rank or stream ended.
+    """An instruction begins no earlier than ``lag_s`` after one of another rank or stream ended."""
 
-    Attributes:
-        rank: Of the one that waits, as an index into the job's ranks.
-        instruction: Which of that rank's.
-        on_rank: Of the one that it waits for.
-        on_instruction: Which of that rank's.
-        lag_s: What a transfer between them takes.
-    """
-
-    rank: int
-    instruction: int
-    on_rank: int
-    on_instruction: int
-    lag_s: NotNegative = 0.0
+    rank: int  # of the one that waits, as an index into the job's ranks
+    instruction: int  # which of that rank's
+    on_rank: int  # of the one that it waits for
+    on_instruction: int  # which of that rank's
+    lag_s: NotNegative = 0.0  # what a transfer between them takes
 
 
 class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
@@ -356,17 +324,12 @@ class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
 
 
 class Held(Record, frozen=True, array_like=True):
-    """How an instruction is run: by one row of its profile, or by one row after another.
+    """How an instruction is run: by one row of its profile, or by one row after another."""
 
-    Attributes:
-        row: Of its profile.
-        then: Row of the rest of it; ``None`` where all of it runs by ``row``.
-        share: Of the instruction's work done by ``row``: it takes ``share`` of that row's time and
-            energy, and the rest of ``then``'s.
-    """
-
-    row: int
-    then: int | None = None
+    row: int  # of its profile
+    then: int | None = None  # row of the rest of it; ``None`` where all of it runs by ``row``
+    # of the instruction's work done by ``row``: it takes ``share`` of that row's time and energy,
+    # and the rest of ``then``'s
     share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -386,38 +349,23 @@ RankClocks = tuple[Held | None, ...]
 
 
 class Span(Record, frozen=True, kw_only=True):
-    """When a rank runs an instruction, or a part of it at one clock.
+    """When a rank runs an instruction, or a part of it at one clock."""
 
-    Attributes:
-        rank: As an index into the job's ranks.
-        stream: Of that rank.
-        what: The instruction in words.
-        has_profile: Whether clocks matter to it.
-        core_mhz: What it runs at; ``None`` is auto, or unknown.
-        begins_s: From where the iteration begins.
-    """
-
-    rank: int
-    stream: int
-    what: str
-    has_profile: bool
-    core_mhz: int | None
-    begins_s: float
+    rank: int  # as an index into the job's ranks
+    stream: int  # of that rank
+    what: str  # the instruction in words
+    has_profile: bool  # whether clocks matter to it
+    core_mhz: int | None  # what it runs at; ``None`` is auto, or unknown
+    begins_s: float  # from where the iteration begins
     ends_s: float
 
 
 class JobPoint(Record, frozen=True, kw_only=True):
-    """A plan of the stored frontier.
+    """A plan of the stored frontier."""
 
-    Attributes:
-        cost: Of one iteration, all ranks together.
-        gap: How far its energy may be from the least at this time, as a fraction.
-        clocks: Of each rank.
-    """
-
-    cost: Cost
-    gap: NotNegative | None
-    clocks: tuple[RankClocks, ...]
+    cost: Cost  # of one iteration, all ranks together
+    gap: NotNegative | None  # how far its energy may be from the least at this time, as a fraction
+    clocks: tuple[RankClocks, ...]  # of each rank
 
 
 class JobPlan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="job plan"):

@@ -43,51 +43,33 @@ class Quantiles(Record, frozen=True, kw_only=True):
 
 
 class ClockReading(Record, frozen=True, kw_only=True):
-    """What one reader shows of changes of a clock.
-
-    Attributes:
-        every_s: Time between two readings, median: nothing is seen finer.
-        switching: From a setter's call to its first effect; ``None`` of the driver's own moves.
-        transition: From the first effect until the clock is the new one and stays so.
-    """
+    """What one reader shows of changes of a clock."""
 
     by: Reader
-    every_s: float
+    every_s: float  # time between two readings, median: nothing is seen finer
+    # from a setter's call to its first effect; ``None`` of the driver's own moves
     switching: Quantiles | None = None
-    transition: Quantiles
+    transition: Quantiles  # from the first effect until the clock is the new one and stays so
 
 
 class Switch(Record, frozen=True, kw_only=True):
-    """What changing one clock from one value to another takes.
+    """What changing one clock from one value to another takes."""
 
-    Attributes:
-        domain: Whose clock.
-        from_mhz: Clock before; ``None`` is auto.
-        to_mhz: Clock asked for; ``None`` gives it back to the driver.
-        call_s: How long the setter blocks the host, median.
-        delay_s: From the call's return until the clock is the new one, or until the stall before
-            that begins, median; 0 where that is before the call returns.
-        delay_p05_s: One in twenty delays is shorter; and longer than ``delay_p95_s``.
-        jitter_s: Standard deviation of the delay, estimated robustly.
-        stall_s: After the delay, time in which no work was done, median.
-        repeats: Measurements that these rest on; 0 where assumed.
-        outliers: Measurements dropped as outliers.
-        call: How long the setter blocks; ``None`` where assumed.
-        readings: By each reader that showed the change; the figures above are by kernels.
-    """
-
-    domain: Domain
-    from_mhz: Mhz | None
-    to_mhz: Mhz | None
-    call_s: Seconds
+    domain: Domain  # whose clock
+    from_mhz: Mhz | None  # clock before; ``None`` is auto
+    to_mhz: Mhz | None  # clock asked for; ``None`` gives it back to the driver
+    call_s: Seconds  # how long the setter blocks the host, median
+    # from the call's return until the clock is the new one, or until the stall before that begins,
+    # median; 0 where that is before the call returns
     delay_s: Seconds
-    delay_p05_s: Seconds
+    delay_p05_s: Seconds  # one in twenty delays is shorter; and longer than ``delay_p95_s``
     delay_p95_s: Seconds
-    jitter_s: Seconds
-    stall_s: Seconds
-    repeats: Number
-    outliers: Number = 0
-    call: Quantiles | None = None
+    jitter_s: Seconds  # standard deviation of the delay, estimated robustly
+    stall_s: Seconds  # after the delay, time in which no work was done, median
+    repeats: Number  # measurements that these rest on; 0 where assumed
+    outliers: Number = 0  # measurements dropped as outliers
+    call: Quantiles | None = None  # how long the setter blocks; ``None`` where assumed
+    # by each reader that showed the change; the figures above are by kernels
     readings: tuple[ClockReading, ...] = ()
 
     def __post_init__(self) -> None:

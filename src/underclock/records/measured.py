@@ -32,20 +32,14 @@ def gpu_name(driver_says: str) -> str:
 
 
 class GpuInfo(Record, frozen=True, kw_only=True):
-    """Which GPU numbers belong to.
+    """Which GPU numbers belong to."""
 
-    Attributes:
-        name: Marketing name without its maker's, as the driver or table gives it.
-        uuid: Of this board, as the driver gives it; ``None`` when unknown, as of a table.
-        driver: Driver version; ``None`` when unknown.
-        power_limit_w: Enforced board power limit; ``None`` when unknown.
-        power_range_w: Least and greatest limit that may be set; ``None`` when unknown.
-    """
-
-    name: str
+    name: str  # marketing name without its maker's, as the driver or table gives it
+    # of this board, as the driver gives it; ``None`` when unknown, as of a table
     uuid: str | None = None
-    driver: str | None = None
-    power_limit_w: float | None = None
+    driver: str | None = None  # driver version; ``None`` when unknown
+    power_limit_w: float | None = None  # enforced board power limit; ``None`` when unknown
+    # least and greatest limit that may be set; ``None`` when unknown
     power_range_w: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
@@ -65,27 +59,16 @@ class GpuInfo(Record, frozen=True, kw_only=True):
 
 
 class MeasurementSettings(Record, frozen=True, kw_only=True):
-    """How long to wait and to measure; the defaults are arXiv 2601.08539's.
+    """How long to wait and to measure; the defaults are arXiv 2601.08539's."""
 
-    Attributes:
-        warm_s: Least time at full load before the first measurement.
-        steady_c: Warm until the temperature moves less than this in ``steady_s``.
-        steady_s: See ``steady_c``.
-        longest_warm_s: Warm no longer than this.
-        settle_s: Wait after a change of clocks.
-        kernel_warm_s: Each kernel runs this long before its window.
-        window_s: Least length of the measuring window.
-        launches: Least launches in a window: parts of a launch at its ends blur its power.
-    """
-
-    warm_s: float = 100.0
-    steady_c: float = 1.0
-    steady_s: float = 20.0
-    longest_warm_s: float = 600.0
-    settle_s: float = 1.0
-    kernel_warm_s: float = 25.0
-    window_s: float = 5.0
-    launches: int = 20
+    warm_s: float = 100.0  # least time at full load before the first measurement
+    steady_c: float = 1.0  # warm until the temperature moves less than this in ``steady_s``
+    steady_s: float = 20.0  # see ``steady_c``
+    longest_warm_s: float = 600.0  # warm no longer than this
+    settle_s: float = 1.0  # wait after a change of clocks
+    kernel_warm_s: float = 25.0  # each kernel runs this long before its window
+    window_s: float = 5.0  # least length of the measuring window
+    launches: int = 20  # least launches in a window: parts of a launch at its ends blur its power
 
     def __post_init__(self) -> None:
         if not 0 < self.window_s < math.inf or self.launches < 1:
@@ -107,20 +90,14 @@ class MeasurementSettings(Record, frozen=True, kw_only=True):
 
 
 class Provenance(Record, frozen=True, kw_only=True):
-    """How measurements came about: what they rest on besides the GPU.
+    """How measurements came about: what they rest on besides the GPU."""
 
-    Attributes:
-        measuring: How long was waited and measured; ``None`` of a table, which does not say.
-        in_situ: Whether the step was to be run whole too, which settles what auto costs.
-        seed: Of a simulated GPU's noise; ``None`` where nothing is simulated.
-        table: Hash of the table that was replayed; ``None`` where there is none.
-        version: Of the program that began the measuring; ``None`` where it was not this one.
-    """
-
+    # how long was waited and measured; ``None`` of a table, which does not say
     measuring: MeasurementSettings | None = None
-    in_situ: bool = False
-    seed: int | None = None
-    table: str | None = None
+    in_situ: bool = False  # whether the step was to be run whole too, which settles what auto costs
+    seed: int | None = None  # of a simulated GPU's noise; ``None`` where nothing is simulated
+    table: str | None = None  # hash of the table that was replayed; ``None`` where there is none
+    # of the program that began the measuring; ``None`` where it was not this one
     version: str | None = None
 
 
@@ -166,18 +143,13 @@ class Mix(Record, frozen=True, kw_only=True):
     """What a kernel or a whole step runs with, round and round, so that its clock can be chosen.
 
     With a heater a power cap lowers the clock; with idling it lets the clock rise.
-
-    Attributes:
-        launches: Of the kernel, or of the step, in a round.
-        hot: Launches of the heater in a round: a large matrix product.
-        idle_s: Idling in a round, nearly: a GPU idles by counting core cycles.
-        after: Launches of the round after which a piece of its co-load runs, counted from its
-            begin; all pieces are alike. Empty: there is one, at the end of the round.
     """
 
-    launches: int = 1
-    hot: int = 0
-    idle_s: float = 0.0
+    launches: int = 1  # of the kernel, or of the step, in a round
+    hot: int = 0  # launches of the heater in a round: a large matrix product
+    idle_s: float = 0.0  # idling in a round, nearly: a GPU idles by counting core cycles
+    # launches of the round after which a piece of its co-load runs, counted from its begin; all
+    # pieces are alike. Empty: there is one, at the end of the round
     after: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -207,51 +179,38 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 
     A kernel by itself, a kernel with co-load, co-load by itself, the whole step in situ, and a row
     of a table are all windows. Times and energies are of a round, whole board.
-
-    Attributes:
-        kernel: Whose launches ran; empty for those of the whole step, or where none did.
-        mix: How many launches a round has, and their co-load.
-        asked: Clocks asked for.
-        repeat: 0 for the first window of this at these clocks, then 1, 2, …
-        time_s: Mean duration of a round.
-        energy_j: Mean energy of a round.
-        observed: Clocks read back under load, at the end; ``None`` when not read.
-        core_mhz: Mean core clock, as read many times all through; ``None`` when not read so.
-        core_spread_mhz: Standard deviation of those readings.
-        kernel_s: Mean duration of one launch, on the GPU's own clock: of the kernel, or of each
-            kernel of the step in the order of the sample set. Empty where launches were not timed.
-        kernel_mhz: Core clock of each of these while it ran, read while idling before and after it;
-            empty where the window has one clock.
-        hot_s: Mean duration of a launch of the heater; ``None`` without one, or when not timed.
-        idle_s: Idling in a round as it was; ``None`` without any, or when not timed.
-        spin_mhz: Core clock while launches were timed, by how long a count of cycles took; ``None``
-            where there was no idling to tell it.
-        window_s: Length of the window; ``None`` when unknown.
-        ticks: Energy-counter steps inside it; ``None`` when unknown.
-        temperature_c: GPU temperature at its end; ``None`` when unknown.
-        throttle_reasons: Why the clocks were what they were at its end; ``None`` when unknown.
-        utilisation: ``None`` in files that this version writes.
     """
 
-    kernel: str = ""
-    mix: Mix = ALONE
-    asked: Clocks = AUTO
-    repeat: int = 0
-    time_s: float
-    energy_j: float
+    kernel: str = ""  # whose launches ran; empty for those of the whole step, or where none did
+    mix: Mix = ALONE  # how many launches a round has, and their co-load
+    asked: Clocks = AUTO  # clocks asked for
+    repeat: int = 0  # 0 for the first window of this at these clocks, then 1, 2, …
+    time_s: float  # mean duration of a round
+    energy_j: float  # mean energy of a round
+    # clocks read back under load, at the end; ``None`` when not read
     observed: Clocks | None = None
+    # mean core clock, as read many times all through; ``None`` when not read so
     core_mhz: float | None = None
-    core_spread_mhz: float | None = None
+    core_spread_mhz: float | None = None  # standard deviation of those readings
+    # mean duration of one launch, on the GPU's own clock: of the kernel, or of each kernel of the
+    # step in the order of the sample set. Empty where launches were not timed
     kernel_s: tuple[float, ...] = ()
+    # core clock of each of these while it ran, read while idling before and after it; empty where
+    # the window has one clock
     kernel_mhz: tuple[float, ...] = ()
+    # mean duration of a launch of the heater; ``None`` without one, or when not timed
     hot_s: float | None = None
+    # idling in a round as it was; ``None`` without any, or when not timed
     idle_s: float | None = None
+    # core clock while launches were timed, by how long a count of cycles took; ``None`` where there
+    # was no idling to tell it
     spin_mhz: float | None = None
-    window_s: float | None = None
-    ticks: int | None = None
-    temperature_c: float | None = None
+    window_s: float | None = None  # length of the window; ``None`` when unknown
+    ticks: int | None = None  # energy-counter steps inside it; ``None`` when unknown
+    temperature_c: float | None = None  # GPU temperature at its end; ``None`` when unknown
+    # why the clocks were what they were at its end; ``None`` when unknown
     throttle_reasons: ThrottleReason | None = None
-    utilisation: _Utilisation | None = None
+    utilisation: _Utilisation | None = None  # ``None`` in files that this version writes
 
     def __post_init__(self) -> None:
         # A table has a million windows, nearly all possible: look closer only where one is not.

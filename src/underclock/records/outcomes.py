@@ -25,16 +25,11 @@ from underclock.units import format_percent
 
 
 class Spread(Record, frozen=True, kw_only=True):
-    """A quantity over all pairs of repeats.
-
-    Attributes:
-        best: Least value: the pair most in the plan's favour.
-        worst: Greatest value.
-    """
+    """A quantity over all pairs of repeats."""
 
     mean: float
-    best: float
-    worst: float
+    best: float  # least value: the pair most in the plan's favour
+    worst: float  # greatest value
 
     def check_of(self, auto: tuple[float, ...], other: tuple[float, ...]) -> None:
         """Reject what is not the change of all pairs of runs; nothing where none was run."""
@@ -77,20 +72,15 @@ class Verdict(StrEnum):
 
 
 class OtherArm(Record, frozen=True, kw_only=True):
-    """A simpler way of choosing clocks, run in turns with auto and plan, and compared with auto.
-
-    Attributes:
-        time_s: One total per repeat, as ``energy_j``.
-        time_change: Against auto, over all pairs.
-        time_interval: Low and high end of the true change at 95 %; ``None`` of a single run.
-    """
+    """A simpler way of choosing clocks, run in turns with auto and plan, and compared with auto."""
 
     name: Strategy
     clocks: Clocks
-    time_s: tuple[Positive, ...]
+    time_s: tuple[Positive, ...]  # one total per repeat, as ``energy_j``
     energy_j: tuple[Positive, ...]
-    time_change: Spread
+    time_change: Spread  # against auto, over all pairs
     energy_change: Spread
+    # low and high end of the true change at 95 %; ``None`` of a single run
     time_interval: tuple[float, float] | None = None
     energy_interval: tuple[float, float] | None = None
 

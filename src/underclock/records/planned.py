@@ -52,18 +52,13 @@ class MatchWay(StrEnum):
 
 
 class KernelMatch(Record, frozen=True, kw_only=True):
-    """What one kernel's costs were carried over from.
-
-    Attributes:
-        source: The measured kernel of its role; ``None`` where its kind or nothing was used.
-        time_spread: Relative standard deviation of its time at auto, as a fraction.
-        energy_spread: The same of its energy.
-    """
+    """What one kernel's costs were carried over from."""
 
     way: MatchWay
+    # the measured kernel of its role; ``None`` where its kind or nothing was used
     source: str | None = None
-    time_spread: NotNegative
-    energy_spread: NotNegative
+    time_spread: NotNegative  # relative standard deviation of its time at auto, as a fraction
+    energy_spread: NotNegative  # the same of its energy
 
     def __post_init__(self) -> None:
         if (self.source is None) == (self.way in {MatchWay.SAME, MatchWay.ROLE}):
@@ -71,24 +66,16 @@ class KernelMatch(Record, frozen=True, kw_only=True):
 
 
 class CarriedOver(Record, frozen=True, kw_only=True):
-    """What a plan rests on whose step was not measured.
+    """What a plan rests on whose step was not measured."""
 
-    Attributes:
-        workload: The step that was measured.
-        fingerprint: Of that step.
-        matches: Of each kernel of the plan, by its name.
-        confirmed: Kernels of the new step that were measured after all.
-        regret_time: Time of this plan over that of one planned on samples of the step itself, as
-            those samples have both, less one; ``None`` without such samples.
-        regret_energy: The same of energy.
-    """
-
-    workload: str
-    fingerprint: str | None = None
-    matches: dict[str, KernelMatch]
-    confirmed: tuple[str, ...] = ()
+    workload: str  # the step that was measured
+    fingerprint: str | None = None  # of that step
+    matches: dict[str, KernelMatch]  # of each kernel of the plan, by its name
+    confirmed: tuple[str, ...] = ()  # kernels of the new step that were measured after all
+    # time of this plan over that of one planned on samples of the step itself, as those samples
+    # have both, less one; ``None`` without such samples
     regret_time: float | None = None
-    regret_energy: float | None = None
+    regret_energy: float | None = None  # the same of energy
 
     @property
     def counts(self) -> dict[MatchWay, int]:

@@ -37,25 +37,16 @@ class Basis(StrEnum):
 
 
 class ServingCost(Record, frozen=True, kw_only=True):
-    """What one step of a bucket costs at some clocks.
+    """What one step of a bucket costs at some clocks."""
 
-    Attributes:
-        clocks: Clocks held; auto leaves them to the driver.
-        time_s: Expected time of a step; of decode, the time per output token.
-        time_interval_s: 95 % interval of ``time_s``.
-        time_p99_s: 99th percentile of the time of single steps; ``None`` where windows do not say.
-        energy_j: Expected energy of a step.
-        energy_interval_j: 95 % interval of ``energy_j``.
-        basis: What both rest on.
-    """
-
-    clocks: Clocks
-    time_s: Positive
-    time_interval_s: tuple[float, float]
+    clocks: Clocks  # clocks held; auto leaves them to the driver
+    time_s: Positive  # expected time of a step; of decode, the time per output token
+    time_interval_s: tuple[float, float]  # 95 % interval of ``time_s``
+    # 99th percentile of the time of single steps; ``None`` where windows do not say
     time_p99_s: Positive | None = None
-    energy_j: Positive
-    energy_interval_j: tuple[float, float]
-    basis: Basis
+    energy_j: Positive  # expected energy of a step
+    energy_interval_j: tuple[float, float]  # 95 % interval of ``energy_j``
+    basis: Basis  # what both rest on
 
     def __post_init__(self) -> None:
         check_interval(self, "time_interval_s", self.time_s)
@@ -70,28 +61,21 @@ class ServingCost(Record, frozen=True, kw_only=True):
 
 
 class ServingBucket(Record, frozen=True, kw_only=True, rename={"pass_": "phase"}):
-    """One step of a server, and the clocks chosen for it.
+    """One step of a server, and the clocks chosen for it."""
 
-    Attributes:
-        pass_: Its phase (``phase`` in files): decode, prefill, or both in one launch (mixed).
-        batch: Greatest number of sequences that it stands for.
-        context: Most tokens of context of a sequence that it stands for; of prefill, of the prompt.
-        tokens: Tokens that a step makes (decode) or reads (prefill, mixed).
-        auto: Cost with clocks left to the driver.
-        chosen: Cost at the clocks chosen; that of ``auto`` where no clock is worth holding.
-        fixed: Cost at the best fixed clock of the whole table; ``None`` where no clock is that.
-        frontier: Costs that no other beats in both time and energy, fastest first.
-        obstacle: Why no clock keeps the budget, and which budget one would; empty where one does.
-    """
-
-    pass_: Pass
-    batch: AtLeastOne
+    pass_: Pass  # its phase (``phase`` in files): decode, prefill, or both in one launch (mixed)
+    batch: AtLeastOne  # greatest number of sequences that it stands for
+    # most tokens of context of a sequence that it stands for; of prefill, of the prompt
     context: AtLeastOne
-    tokens: AtLeastOne
-    auto: ServingCost
+    tokens: AtLeastOne  # tokens that a step makes (decode) or reads (prefill, mixed)
+    auto: ServingCost  # cost with clocks left to the driver
+    # cost at the clocks chosen; that of ``auto`` where no clock is worth holding
     chosen: ServingCost
+    # cost at the best fixed clock of the whole table; ``None`` where no clock is that
     fixed: ServingCost | None = None
+    # costs that no other beats in both time and energy, fastest first
     frontier: tuple[ServingCost, ...]
+    # why no clock keeps the budget, and which budget one would; empty where one does
     obstacle: str = ""
 
     def __post_init__(self) -> None:

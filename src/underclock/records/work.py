@@ -48,61 +48,42 @@ class Kind(StrEnum):
 
 
 class Launch(Record, frozen=True, kw_only=True):
-    """How a traced kernel is launched, and by what: all that decides its cost but the GPU.
+    """How a traced kernel is launched, and by what: all that decides its cost but the GPU."""
 
-    Attributes:
-        function: Demangled name of the GPU function; ``memset`` or ``copy`` where none runs; after
-            ``assumed`` what it would do, where no GPU was seen.
-        grid: Blocks in x, y, z; ``block``: threads of one.
-        shared_bytes: Dynamic shared memory of a block.
-        attributes: Launch attributes that are not at their default, as text.
-        operator: Innermost operator that launched it; empty when unknown.
-        shapes: Its input tensors as ``dtype[sizes]``, strides added where they are not dense. Where
-            the data decides a size, that of the launch measured and the range: ``97(12-431)``.
-        module: Path of the module it ran for, every layer number a ``*``; empty when unknown.
-        served_by: Memsets, copies and kernels that run before it on its behalf.
-        identity: Hash under which equal invocations share measurements.
-    """
-
+    # demangled name of the GPU function; ``memset`` or ``copy`` where none runs; after ``assumed``
+    # what it would do, where no GPU was seen
     function: str
-    grid: tuple[int, int, int] = (1, 1, 1)
+    grid: tuple[int, int, int] = (1, 1, 1)  # blocks in x, y, z; ``block``: threads of one
     block: tuple[int, int, int] = (1, 1, 1)
-    shared_bytes: int = 0
-    attributes: str = ""
-    operator: str = ""
+    shared_bytes: int = 0  # dynamic shared memory of a block
+    attributes: str = ""  # launch attributes that are not at their default, as text
+    operator: str = ""  # innermost operator that launched it; empty when unknown
+    # its input tensors as ``dtype[sizes]``, strides added where they are not dense. Where the data
+    # decides a size, that of the launch measured and the range: ``97(12-431)``
     shapes: str = ""
+    # path of the module it ran for, every layer number a ``*``; empty when unknown
     module: str = ""
-    served_by: tuple[str, ...] = ()
-    identity: str
+    served_by: tuple[str, ...] = ()  # memsets, copies and kernels that run before it on its behalf
+    identity: str  # hash under which equal invocations share measurements
 
 
 class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
-    """One distinct kernel of a step and how often the step runs it.
+    """One distinct kernel of a step and how often the step runs it."""
 
-    Attributes:
-        name: Unique within its step.
-        kind: What bounds it by design; ``None`` when unknown.
-        pass_: Part of the step (``pass`` in files).
-        section: Finer part of the step, in the workload's own words.
-        shape: Problem size as text, e.g. ``6144x40960x2048``.
-        count: Invocations per step.
-        flops: Floating-point operations of one invocation; ``None`` when unknown.
-        bytes_moved: Least bytes of DRAM traffic of one invocation, of a collective what one rank
-            sends; ``None`` when unknown.
-        launch: How a traced kernel is launched; ``None`` for one known by its sizes only.
-        waited_for: Share of its launches' time for which the step waits; the rest is
-            overlapped. Of a profile, so noisy: it is no part of what a kernel is.
-    """
-
-    name: str
-    kind: Kind | None = None
-    pass_: Pass = Pass.OTHER
-    section: str = ""
-    shape: str = ""
-    count: int = 1
-    flops: float | None = None
+    name: str  # unique within its step
+    kind: Kind | None = None  # what bounds it by design; ``None`` when unknown
+    pass_: Pass = Pass.OTHER  # part of the step (``pass`` in files)
+    section: str = ""  # finer part of the step, in the workload's own words
+    shape: str = ""  # problem size as text, e.g. ``6144x40960x2048``
+    count: int = 1  # invocations per step
+    flops: float | None = None  # floating-point operations of one invocation; ``None`` when unknown
+    # least bytes of DRAM traffic of one invocation, of a collective what one rank sends; ``None``
+    # when unknown
     bytes_moved: float | None = None
+    # how a traced kernel is launched; ``None`` for one known by its sizes only
     launch: Launch | None = None
+    # share of its launches' time for which the step waits; the rest is overlapped. Of a profile, so
+    # noisy: it is no part of what a kernel is
     waited_for: float = 1.0
 
     def __post_init__(self) -> None:
@@ -132,19 +113,14 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
 
 
 class StepSource(Record, frozen=True, kw_only=True):
-    """Where the function is that runs a traced step, or the script whose step it is.
+    """Where the function is that runs a traced step, or the script whose step it is."""
 
-    Attributes:
-        file: Its file, relative to the folder of the file that says so.
-        function: Its name there; empty for a script.
-        steps: First step of a script that was looked at, and the last; ``None`` for a function.
-        arguments: Of a script; of a function the sizes it is called with, as ``NAME=N``.
-    """
-
-    file: str
-    function: str = ""
+    file: str  # its file, relative to the folder of the file that says so
+    function: str = ""  # its name there; empty for a script
     sha256: str
+    # first step of a script that was looked at, and the last; ``None`` for a function
     steps: tuple[int, int] | None = None
+    # of a script; of a function the sizes it is called with, as ``NAME=N``
     arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -261,44 +237,31 @@ class NodeKind(StrEnum):
 
 
 class Node(Record, frozen=True, kw_only=True):
-    """One node of a captured CUDA graph, in launch order.
-
-    Attributes:
-        attributes: Launch attributes that are not at their default, as text.
-        bytes: That a memset or copy writes.
-        parameters: Hash of its parameters, pointers left out.
-    """
+    """One node of a captured CUDA graph, in launch order."""
 
     kind: NodeKind
     function: str = ""
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
-    attributes: str = ""
-    bytes: int = 0
-    parameters: str = ""
+    attributes: str = ""  # launch attributes that are not at their default, as text
+    bytes: int = 0  # that a memset or copy writes
+    parameters: str = ""  # hash of its parameters, pointers left out
 
 
 class TracedActivity(Record, frozen=True, kw_only=True):
-    """One thing the GPU did in a profiled run of the step, and what asked for it.
-
-    Attributes:
-        function: Demangled name of the GPU function; empty for a memset or copy.
-        operator: Innermost operator that launched it; empty when unknown.
-        shapes: The operator's input tensors, as in `records.Launch`.
-        module: Path of the module it ran for; empty when unknown.
-        callers: Paths of the modules whose calls were open around that one's, outermost first.
-    """
+    """One thing the GPU did in a profiled run of the step, and what asked for it."""
 
     kind: NodeKind
-    function: str = ""
+    function: str = ""  # demangled name of the GPU function; empty for a memset or copy
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
     start_s: float
     duration_s: float
-    operator: str = ""
-    shapes: str = ""
-    module: str = ""
+    operator: str = ""  # innermost operator that launched it; empty when unknown
+    shapes: str = ""  # the operator's input tensors, as in `records.Launch`
+    module: str = ""  # path of the module it ran for; empty when unknown
+    # paths of the modules whose calls were open around that one's, outermost first
     callers: tuple[str, ...] = ()
     pass_: Pass = Pass.OTHER
     device: int = 0
@@ -329,48 +292,31 @@ def module_calls_text(paths: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """An operator as it was handed to the device.
+    """An operator as it was handed to the device."""
 
-    Attributes:
-        name: With its namespace, ``aten::addmm``.
-        shapes: Its input tensors, as in `records.Launch`.
-        elements: Of the largest thing that it reads or writes.
-        bytes_moved: Of all tensors that it reads or writes, each once; what it changes, twice.
-        flops: Of products, convolutions and attention; ``None`` of all else.
-    """
-
-    name: str
-    shapes: str
-    elements: int
-    bytes_moved: int
-    flops: float | None
+    name: str  # with its namespace, ``aten::addmm``
+    shapes: str  # its input tensors, as in `records.Launch`
+    elements: int  # of the largest thing that it reads or writes
+    bytes_moved: int  # of all tensors that it reads or writes, each once; what it changes, twice
+    flops: float | None  # of products, convolutions and attention; ``None`` of all else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchGroup:
-    """What is measured as one launch: a kernel with what runs before it to serve it.
+    """What is measured as one launch: a kernel with what runs before it to serve it."""
 
-    Attributes:
-        nodes: Indices into the graph's nodes; the group is named after the last.
-        activity: The activity of the last node; ``None`` where the profile has none.
-    """
-
-    nodes: tuple[int, ...]
+    nodes: tuple[int, ...]  # indices into the graph's nodes; the group is named after the last
+    # the activity of the last node; ``None`` where the profile has none
     activity: TracedActivity | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """A step and where its kernels are in the graph.
+    """A step and where its kernels are in the graph."""
 
-    Attributes:
-        step: The step.
-        groups: One per launch, as ``step.order``.
-        medians: The launch that stands for a kernel whose launches are not all alike.
-    """
-
-    step: Step
-    groups: tuple[LaunchGroup, ...]
+    step: Step  # the step
+    groups: tuple[LaunchGroup, ...]  # one per launch, as ``step.order``
+    # the launch that stands for a kernel whose launches are not all alike
     medians: Mapping[int, int] = field(default_factory=dict)
 
     def launch_of(self, kernel: int) -> int:

@@ -87,21 +87,14 @@ def separator_of(header: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the columns of a table are.
+    """What the columns of a table are."""
 
-    Attributes:
-        names: Ours where a column is one of ours, else as in the file, in lower case.
-        taken: What a reader must know of how they were read.
-        scales: Columns of another program: the place, how much of our unit its own is, and that.
-        added: Cells that every row lacks and is given.
-        reading: How another program's columns were read; empty where all are ours.
-    """
-
-    names: tuple[str, ...]
-    taken: tuple[str, ...]
+    names: tuple[str, ...]  # ours where a column is one of ours, else as in the file, in lower case
+    taken: tuple[str, ...]  # what a reader must know of how they were read
+    # columns of another program: the place, how much of our unit its own is, and that
     scales: tuple[tuple[int, float, str], ...] = ()
-    added: tuple[str, ...] = ()
-    reading: str = ""
+    added: tuple[str, ...] = ()  # cells that every row lacks and is given
+    reading: str = ""  # how another program's columns were read; empty where all are ours
 
     @property
     def places(self) -> dict[str, int]:

@@ -34,17 +34,11 @@ _PAIRWISE = ("::send", "::recv", "::recv_", "::coalesced")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRank:
-    """One of several processes that train together.
+    """One of several processes that train together."""
 
-    Attributes:
-        number: Its own, from 0 on.
-        world: How many there are.
-        local: Its number among those of its machine.
-    """
-
-    number: int
-    world: int
-    local: int = 0
+    number: int  # its own, from 0 on
+    world: int  # how many there are
+    local: int = 0  # its number among those of its machine
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "ProcessRank | None":

@@ -62,15 +62,11 @@ NOBODY = Onlooker()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCommand:
-    """A command that trains, in one process or in several, and which of its steps to look at.
+    """A command that trains, in one process or in several, and which of its steps to look at."""
 
-    Attributes:
-        words: The command, as a shell has it: ``python train.py``, ``torchrun … train.py``.
-        latest: Step that is looked at at the latest, counted from 0.
-    """
-
+    # the command, as a shell has it: ``python train.py``, ``torchrun … train.py``
     words: tuple[str, ...]
-    latest: int = 20
+    latest: int = 20  # step that is looked at at the latest, counted from 0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, or cannot be looked at.
@@ -115,17 +111,13 @@ class TrainingCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFile:
-    """Where a step's function may be taken from.
+    """Where a step's function may be taken from."""
 
-    Attributes:
-        folder: Of the step or plan file that names it.
-        named: ``FILE.py:FUNCTION`` or ``SCRIPT.py`` from the user, who answers for it; empty where
-            nothing is named.
-        tell: Receives which function is run, before it is.
-    """
-
-    folder: Path = Path()
+    folder: Path = Path()  # of the step or plan file that names it
+    # ``FILE.py:FUNCTION`` or ``SCRIPT.py`` from the user, who answers for it; empty where nothing
+    # is named
     named: str = ""
+    # receives which function is run, before it is
     tell: Callable[[str], None] = lambda _sentence: None
 
     def load(self, source: StepSource | None) -> StepFunction | TrainingCommand:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.job.relaxation import Groups, Relaxation, Relaxed, following
+from underclock.core.job.relaxation import Groups, Relaxation, following
 from underclock.core.job.tables import JobTable, RowChoice, taken, total, waiting_j
 from underclock.records.choices import Strategy
 from underclock.records.job import InstructionKind
@@ -22,49 +22,21 @@ _CLOSER = 1e-6  # of a time: an aim is lowered by so much more than it was overr
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Clocks.
+    """Clocks."""
 
-    Attributes:
-        choice: Of rows.
-        bound_j: Less than this no clocks of the kind take in the time; ``None`` where unknown.
-    """
-
-    choice: RowChoice
+    choice: RowChoice  # of rows
+    # less than this no clocks of the kind take in the time; ``None`` where unknown
     bound_j: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Units:
-    """Parts of passes that have clocks together; most instructions are a unit by themselves.
-
-    Attributes:
-        first: The unit's first instruction, of each. Shape (n,).
-        auto_s: What the unit takes at auto. Shape (n,).
-        before: How much of its work is done before each. Shape (n,).
-        share: How much of it each is. Shape (n,).
-    """
-
-    first: Ints
-    auto_s: Floats
-    before: Floats
-    share: Floats
-
-
-@dataclass(frozen=True, kw_only=True)
 class Ways:
-    """What finds clocks of a job.
+    """What finds clocks of a job."""
 
-    Attributes:
-        table: Of the job; lags of its network may have room for what times may be off by.
-        kinds: What each instruction does. Length n.
-        latency_s: How late changes of clocks come.
-        dwell_s: Least time between changes.
-    """
-
-    table: JobTable
-    kinds: tuple[InstructionKind, ...]
-    latency_s: float
-    dwell_s: float
+    table: JobTable  # of the job; lags of its network may have room for what times may be off by
+    kinds: tuple[InstructionKind, ...]  # what each instruction does. Length n
+    latency_s: float  # how late changes of clocks come
+    dwell_s: float  # least time between changes
 
     @cached_property
     def auto(self) -> RowChoice:
@@ -97,7 +69,7 @@ class Ways:
         kinds, short = [""] * len(self.kinds), np.zeros(len(table.rank_weight), dtype=bool)
         if name is Strategy.DIRECTION:
             kinds = [str(kind) for kind in self.kinds]
-            at = np.flatnonzero(ours & ((self._units.auto_s < self._long_s) | self._tied_by_talk))
+            at = np.flatnonzero(ours & ((self._units[1] < self._long_s) | self._tied_by_talk))
             short[table.network.rank[at]] = True
         numbers: dict[tuple[int, str], int] = {}
         of = [
@@ -106,8 +78,7 @@ class Ways:
                 table.network.rank.tolist(), kinds, ours.tolist(), strict=True
             )
         ]
-        groups = Groups(table=table, of=np.array(of), wait_w=self._least_w(None))
-        return groups.chosen(budget_s)
+        return Groups(table, np.array(of), self._least_w(None)).chosen(budget_s)
 
     def _least_w(self, rows: Bools | None) -> Floats:
         """Return the least that each rank may draw waiting. Shape (ranks,)."""
@@ -127,45 +98,48 @@ class Ways:
             times_s: Of the iteration.
             mean_s: What waiting draws is taken from the plan for a time near this one.
         """
-        bounding = Relaxation.of(self.table, rows, self._least_w(rows))
+        bounding = Relaxation(self.table, rows, self._least_w(rows))
         bounds = bounding.solved(times_s)
         program, answers = bounding, bounds
         usual = bounds[int(np.argmin(np.abs(np.array(times_s) - mean_s)))]
         if usual is not None:
             # What ranks draw waiting in the mean with some clocks. Shape (ranks,).
-            each = taken(self.table, usual.choice)
+            each = taken(self.table, bounding.mixed(usual[0]))
             blocked_s = self.table.network.blocked_s(each.time_s)
             waited_j = waiting_j(self.table, each)
             some = blocked_s > _ROUNDING * each.time_s.max()
             mean_w: Floats = np.divide(waited_j, blocked_s, where=some, out=bounding.wait_w.copy())
             mean_w = np.maximum(mean_w, bounding.wait_w)
             if (mean_w > bounding.wait_w).any():
-                program = Relaxation.of(self.table, rows, mean_w)
+                program = Relaxation(self.table, rows, mean_w)
                 answers = program.solved(times_s)
         found: list[Found | None] = []
         for time_s, bound, answer in zip(times_s, bounds, answers, strict=True):
             choice = None if answer is None else self._real(program, answer, time_s)
-            bound_j = None if bound is None else bound.bound_j
+            bound_j = None if bound is None else bound[1]
             found.append(None if choice is None else Found(choice=choice, bound_j=bound_j))
         return tuple(found)
 
     def range_s(self, rows: Bools) -> tuple[float, float]:
         """Return the shortest iteration, and the one beyond which more time saves nothing."""
-        return Relaxation.of(self.table, rows, self._least_w(rows)).range_s
+        return Relaxation(self.table, rows, self._least_w(rows)).range_s
 
-    def _real(self, program: Relaxation, relaxed: Relaxed, time_s: float) -> RowChoice | None:
+    def _real(
+        self, program: Relaxation, relaxed: tuple[Floats, float], time_s: float
+    ) -> RowChoice | None:
         """Return clocks that can be held: relaxed ones where nothing is late, or rows."""
+        duration_s, bound_j = relaxed
         if not self.latency_s and not self.dwell_s:
-            return relaxed.choice
+            return program.mixed(duration_s)
         most_s, found = time_s * (1.0 + _ROUNDING), list[RowChoice | None]()
         if not self._short or not (self.dwell_s or self._tied_by_talk.any()):
-            faster = self._in_parts(self._together(program, relaxed, faster=True), faster=True)
+            faster = self._in_parts(self._together(program, duration_s, faster=True), faster=True)
             took_s, energy_j = self.cost(faster)
-            if took_s <= most_s and energy_j <= relaxed.bound_j * (1.0 + ENOUGH):
+            if took_s <= most_s and energy_j <= bound_j * (1.0 + ENOUGH):
                 return faster
-            found += [faster, self._aimed(program, relaxed, time_s, self._in_parts)]
+            found += [faster, self._aimed(program, duration_s, time_s, self._in_parts)]
         if self._short:
-            found.append(self._aimed(program, relaxed, time_s, self._tied))
+            found.append(self._aimed(program, duration_s, time_s, self._tied))
             found.append(self.grouped(Strategy.RANK, time_s))
         costs = [(self.cost(each), each) for each in found if each is not None]
         kept = [(energy_j, each) for (took_s, energy_j), each in costs if took_s <= most_s]
@@ -174,20 +148,20 @@ class Ways:
     def _aimed(
         self,
         program: Relaxation,
-        relaxed: Relaxed,
+        duration_s: Floats,
         time_s: float,
         made: Callable[[RowChoice], RowChoice],
     ) -> RowChoice | None:
         """Return what is made of a relaxed plan for a time, or for less until it keeps that."""
         aim_s = time_s
         for _ in range(_TRIES):
-            choice = made(self._together(program, relaxed))
+            choice = made(self._together(program, duration_s))
             took_s = self.cost(choice)[0]
             if took_s <= time_s * (1.0 + _ROUNDING):
                 return choice
             aim_s *= time_s / took_s - _CLOSER
             [lower] = program.solved([aim_s])
-            relaxed = relaxed if lower is None else lower
+            duration_s = duration_s if lower is None else lower[0]
         return None
 
     @property
@@ -195,10 +169,12 @@ class Ways:
         return max(self.latency_s, self.dwell_s)
 
     @cached_property
-    def _units(self) -> "_Units":
-        """Parts of a pass that are too short for clocks of their own have them together.
+    def _units(self) -> tuple[Ints, Floats, Floats, Floats]:
+        """Units: parts of a pass that are too short for clocks of their own have them together.
 
-        All of a pass that a collective overlaps is one unit too.
+        All of a pass that a collective overlaps is one unit too. Of each instruction: the unit's
+        first instruction, what the unit takes at auto in s, how much of its work is done before
+        the instruction, and how much of it the instruction is. Shapes (n,).
         """
         table = self.table
         ours = np.flatnonzero((table.pair >= 0) & (table.network.stream == 0))
@@ -206,9 +182,9 @@ class Ways:
         auto_s = np.zeros(len(table.pair))
         auto_s[ours] = table.time_s[pair, table.auto[pair]]
         units: list[list[int]] = [[]]
-        for before, i in pairwise([-1, *ours.tolist()]):
+        for last, i in pairwise([-1, *ours.tolist()]):
             is_long = not table.quiet[i] and auto_s[units[-1]].sum() >= self._long_s
-            if not self._goes_on(before, i) or is_long:
+            if not self._goes_on(last, i) or is_long:
                 units.append([])
             units[-1].append(i)
         for at in range(len(units) - 1, 1, -1):  # what is too short at the end of a pass
@@ -219,14 +195,13 @@ class Ways:
         for unit in units[1:]:
             first[unit] = unit[0]
         whole_s: Floats = np.bincount(first, auto_s)[first].astype(np.float64)
-        done_s = np.cumsum(auto_s) - auto_s
-        return _Units(
-            first=first,
-            auto_s=whole_s,
-            before=np.divide(
-                done_s - done_s[first], whole_s, where=whole_s > 0.0, out=0.0 * done_s
-            ),
-            share=np.divide(auto_s, whole_s, where=whole_s > 0.0, out=np.ones(len(first))),
+        done_s, some = np.cumsum(auto_s) - auto_s, whole_s > 0.0
+        before = np.divide(done_s - done_s[first], whole_s, where=some, out=0.0 * done_s)
+        return (
+            first,
+            whole_s,
+            before,
+            np.divide(auto_s, whole_s, where=some, out=1.0 + 0.0 * auto_s),
         )
 
     @cached_property
@@ -244,17 +219,16 @@ class Ways:
         return bool(table.rest[i] and of_one and np.array_equal(rows, earlier))
 
     def _together(
-        self, program: Relaxation, relaxed: Relaxed, *, faster: bool = False
+        self, program: Relaxation, duration_s: Floats, *, faster: bool = False
     ) -> RowChoice:
         """Return a relaxed plan where a part of a unit is run as all of it, or as its fastest."""
-        units = self._units
-        if (units.share == 1.0).all():
-            return relaxed.choice
-        whole_s = np.bincount(units.first, relaxed.duration_s)
+        first, _, _, share = self._units
+        if (share == 1.0).all():
+            return program.mixed(duration_s)
+        whole_s = np.bincount(first, duration_s)
         if faster:
-            np.minimum.at(whole_s, units.first, relaxed.duration_s / units.share)
-        each = program.mixed(whole_s[units.first] * units.share)
-        return each.spread(units.first)
+            np.minimum.at(whole_s, first, duration_s / share)
+        return program.mixed(whole_s[first] * share).spread(first)
 
     @cached_property
     def _short(self) -> list[int]:
@@ -264,7 +238,7 @@ class Ways:
         """
         table, short = self.table, list[int]()
         ours = (table.pair >= 0) & (table.network.stream == 0)
-        least_s = np.where(ours, table.time_s.min(axis=1)[table.pair], 0.0) / self._units.share
+        least_s = np.where(ours, table.time_s.min(axis=1)[table.pair], 0.0) / self._units[3]
         for rank in range(len(table.rank_weight)):
             own = np.flatnonzero(ours & (table.network.rank == rank))
             may = (least_s[own] >= self._long_s) & ~self._tied_by_talk[own]
@@ -287,9 +261,9 @@ class Ways:
 
     def _in_parts(self, choice: RowChoice, *, faster: bool = False) -> RowChoice:
         """Drop parts too short to change clocks in, or lengthen those that may take longer."""
-        table, at, units = self.table, self.table.planned, self._units
+        table, at, (_, _, done, part) = self.table, self.table.planned, self._units
         pair, row, then, share = table.pair[at], choice.row[at], choice.then[at], choice.share[at]
-        long_s = np.where(table.quiet[at], np.inf, self._long_s * units.share[at])
+        long_s = np.where(table.quiet[at], np.inf, self._long_s * part[at])
         least = long_s / table.time_s[pair, row]  # of the work, first and rest
         most = 1.0 - long_s / table.time_s[pair, then]
         none, all_ = (0.0, most) if faster else (0.5 * least, 0.5 * (1.0 + most))
@@ -297,8 +271,8 @@ class Ways:
         share = np.where(share > all_, 1.0, np.minimum(share, most))
         whole = 1.0 if faster else np.round(choice.share[at])
         share = np.where(least > most, whole, share)
-        if (units.share < 1.0).any():  # of a unit first, then of each of its parts
-            share = ((share - units.before[at]) / units.share[at]).clip(0.0, 1.0).round(_DIGITS)
+        if (part < 1.0).any():  # of a unit first, then of each of its parts
+            share = ((share - done[at]) / part[at]).clip(0.0, 1.0).round(_DIGITS)
         first, rest = np.where(share > 0.0, row, then), np.where(share < 1.0, then, row)
         share = np.where((share > 0.0) & (row != then), share, 1.0)
         return following(table, choice.changed(at, first, rest, share))

@@ -34,23 +34,14 @@ _QUANTILES = 0.025, 0.975
 
 @dataclass(frozen=True, kw_only=True)
 class Scatter:
-    """Draws of a job.
+    """Draws of a job."""
 
-    Attributes:
-        table: Of all ranks; of one of each kind where nothing scatters.
-        stands: The planned instruction that stands for each of the table. Shape (n,).
-        auto: What runs where nothing is set.
-        board_spread: Standard deviation of boards' speed, as a fraction.
-        latency_s: How late changes of clocks come.
-        seed: Of the draws.
-    """
-
-    table: JobTable
-    stands: Ints
-    auto: RowChoice
-    board_spread: float
-    latency_s: float
-    seed: int = 28
+    table: JobTable  # of all ranks; of one of each kind where nothing scatters
+    stands: Ints  # the planned instruction that stands for each of the table, (n,)
+    auto: RowChoice  # what runs where nothing is set
+    board_spread: float  # standard deviation of boards' speed, as a fraction
+    latency_s: float  # how late changes of clocks come
+    seed: int = 28  # of the draws
     _known: dict[RowChoice, tuple[Floats, Floats]] = field(default_factory=dict)
 
     @cached_property

@@ -1,38 +1,41 @@
-"""The precedence network of a job: activities, and when each begins and ends.
+"""The precedence network of a job: activities, when each begins and ends, and which are equal.
 
 Instructions of all ranks are numbered through: rank 0's first, in its order. Instructions that meet
 (a collective, both ends of a transfer) are one activity, as long as the longest of them; every
 other instruction is an activity of its own. An activity begins when all its predecessors have
 ended, each after its lag.
 
+Equal ranks are planned once, with a weight. Colour refinement splits activities by content,
+predecessors and successors until no split is found. Costs are convex, so durations averaged over
+activities of one colour cost no more and stay feasible: each has as many predecessors of another
+colour as every other of its own. A plan with equal durations in a colour is therefore optimal among
+all plans (Grohe, Kersting, Mladenov and Selman 2014, arXiv 1307.5697), and activities of a colour
+begin at the same time.
+
 Shape letters: n instructions, A activities, D draws of durations (any leading shape).
 """
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Sweep
 from underclock.errors import DataError
-from underclock.records.job import Job
+from underclock.records.job import Job, Rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The activities of a job's iteration.
+    """The activities of a job's iteration."""
 
-    Attributes:
-        rank: Of each instruction. Shape (n,).
-        stream: Of its rank. Shape (n,).
-        activity: Of each instruction. Shape (n,).
-        waits: For each activity those that it waits for, and the lag after each in s.
-    """
-
-    rank: Ints
-    stream: Ints
-    activity: Ints
+    rank: Ints  # of each instruction, (n,)
+    stream: Ints  # of its rank, (n,)
+    activity: Ints  # of each instruction, (n,)
+    # for each activity those that it waits for, and the lag after each in s
     waits: tuple[tuple[tuple[int, float], ...], ...]
 
     @cached_property
@@ -53,23 +56,16 @@ class Network:
         return longest
 
     def begins_s(self, duration_s: Floats) -> Floats:
-        """Return when instructions begin, the iteration at 0. Shape (..., n).
-
-        Args:
-            duration_s: Of each instruction. Shape (..., n).
-        """
-        begins, _ = self._run(duration_s)
-        return begins[..., self.activity]
+        """Return when instructions begin, the iteration at 0. Shapes (..., n)."""
+        return self._run(duration_s)[0][..., self.activity]
 
     def ends_s(self, duration_s: Floats) -> Floats:
-        """Return when instructions end: what meets ends together. Shape (..., n)."""
-        _, ends = self._run(duration_s)
-        return ends[..., self.activity]
+        """Return when instructions end: what meets ends together. Shapes (..., n)."""
+        return self._run(duration_s)[1][..., self.activity]
 
     def iteration_s(self, duration_s: Floats) -> Floats:
-        """Return how long the iteration takes: the longest path. Shape (...)."""
-        _, ends = self._run(duration_s)
-        last: Floats = ends.max(axis=-1)
+        """Return how long the iteration takes, of instructions (..., n): the longest path."""
+        last: Floats = self._run(duration_s)[1].max(axis=-1)
         return last
 
     @cached_property
@@ -104,11 +100,7 @@ class Network:
         return due
 
     def longest_path(self, duration_s: Floats) -> list[int]:
-        """Return the activities of a longest path, the last first.
-
-        Args:
-            duration_s: Of each instruction. Shape (n,).
-        """
+        """Return the activities of a longest path, the last first; of instructions, (n,)."""
         begins, ends = self._run(duration_s)
         path = [int(ends.argmax())]
         while begins[path[-1]] > 0.0:
@@ -183,3 +175,67 @@ def network_of(job: Job) -> Network:
             "that rank's instructions",
         )
     return network
+
+
+def quotient(network: Network, colour: Ints, kept: Ints, ranks: Ints) -> Network:
+    """Return the network of one activity of each colour."""
+    _, places, activity = np.unique(
+        colour[network.activity[kept]], return_index=True, return_inverse=True
+    )
+    member = network.activity[kept[places]]
+    at = {int(colour[each]): number for number, each in enumerate(member)}
+    waits: list[tuple[tuple[int, float], ...]] = []
+    for each in member:
+        lags: dict[int, float] = {}
+        for on, lag_s in network.waits[each]:
+            number = at[int(colour[on])]
+            lags[number] = max(lag_s, lags.get(number, 0.0))
+        waits.append(tuple(lags.items()))
+    return Network(
+        rank=np.searchsorted(ranks, network.rank[kept]),
+        stream=network.stream[kept],
+        activity=activity,
+        waits=tuple(waits),
+    )
+
+
+def colours(job: Job, network: Network, firsts: Ints) -> tuple[Ints, Ints]:
+    """Return the colour of each activity and the kind of each rank."""
+    followers: list[list[tuple[int, float]]] = [[] for _ in network.waits]
+    for at, waits in enumerate(network.waits):
+        for on, lag_s in waits:
+            followers[on].append((at, lag_s))
+    members: list[list[int]] = [[] for _ in network.waits]
+    for instruction, activity in enumerate(network.activity.tolist()):
+        members[activity].append(instruction)
+    kind = _numbered([_content(rank) for rank in job.ranks])
+    colour, found = [0] * len(members), (0, 0)
+    while True:
+        keys: list[Hashable] = []
+        for at, own in enumerate(members):
+            does = sorted((kind[r], i - int(firsts[r])) for i in own for r in [network.rank[i]])
+            waits_on = sorted((colour[on], lag_s) for on, lag_s in network.waits[at])
+            waited = sorted((colour[by], lag_s) for by, lag_s in followers[at])
+            keys.append((colour[at], tuple(does), tuple(waits_on), tuple(waited)))
+        colour = _numbered(keys)
+        of = np.array(colour)[network.activity].tolist()
+        kind = _numbered([tuple(of[a:b]) for a, b in pairwise(firsts)])
+        if (max(colour), max(kind)) == found:
+            return np.array(colour), np.array(kind)
+        found = max(colour), max(kind)
+
+
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _content(rank: Rank) -> Hashable:
+    """Return a rank's content without places and numbers of meetings, equal for equal ranks."""
+    return rank.waiting, tuple(
+        (
+            *(each.kind, each.microbatch, each.chunk, each.stream),
+            *(each.profile, each.time_s, each.power_w, each.meeting is None),
+        )
+        for each in rank.instructions
+    )

@@ -14,8 +14,7 @@ import numpy as np
 from underclock.arrays import Bools, Ints
 from underclock.core.job.clock_choices import ENOUGH, Found, Ways
 from underclock.core.job.monte_carlo import Scatter, relative_error, reserved, scatters
-from underclock.core.job.symmetry_reduction import shared
-from underclock.core.job.tables import JobTable, RowChoice, table_of
+from underclock.core.job.tables import JobTable, RowChoice, shared, table_of
 from underclock.core.planning.best_choice import DEFAULT_SLOWDOWN
 from underclock.core.planning.latency_constrained import LATENCIES_S
 from underclock.errors import DataError, UsageError
@@ -46,23 +45,15 @@ _PART = 0.5  # of an iteration: who changes clocks more slowly changes none
 
 @dataclass(frozen=True, kw_only=True)
 class JobGoal:
-    """What a job's plan has to keep.
+    """What a job's plan has to keep."""
 
-    Attributes:
-        max_slowdown: Time budget of the iteration, as a fraction above auto; ``"1%"`` is read too.
-        latency_s: What a change of clocks takes, at most.
-        min_dwell_s: Least time between changes.
-        board_spread: Standard deviation of boards' speed, as a fraction.
-        confidence: With which the budget is to hold.
-        points: Of the frontier that is stored, at most: fewer of thousands of instructions.
-    """
-
+    # time budget of the iteration, as a fraction above auto; ``"1%"`` is read too
     max_slowdown: float = DEFAULT_SLOWDOWN
-    latency_s: float = 0.0
-    min_dwell_s: float = 0.0
-    board_spread: float = 0.0
-    confidence: float = 0.95
-    points: int = 20
+    latency_s: float = 0.0  # what a change of clocks takes, at most
+    min_dwell_s: float = 0.0  # least time between changes
+    board_spread: float = 0.0  # standard deviation of boards' speed, as a fraction
+    confidence: float = 0.95  # with which the budget is to hold
+    points: int = 20  # of the frontier that is stored, at most: fewer of thousands of instructions
 
     def __post_init__(self) -> None:
         """Read fractions given as text, and reject what means nothing.

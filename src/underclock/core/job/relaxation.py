@@ -17,8 +17,6 @@ profile in a group), G groups, C clocks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from scipy.optimize import linprog
@@ -32,56 +30,31 @@ _SAME = 1e-9  # of a time or a cost: rows that differ by less are one
 _DIGITS = 1e6  # shares have six decimals, for shorter files, and are rounded to the faster
 
 
-@dataclass(frozen=True, kw_only=True)
-class Relaxed:
-    """The least within a time.
-
-    Attributes:
-        choice: Rows, mixed.
-        bound_j: Less than this no plan takes that ends within the time asked for.
-        duration_s: Of each instruction. Shape (n,).
-    """
-
-    choice: RowChoice
-    bound_j: float
-    duration_s: Floats
-
-
-@dataclass(frozen=True, kw_only=True)
 class Relaxation:
     """The program of a job.
 
-    Attributes:
+    Args:
         table: Of the job.
+        rows: That may be used. Shape (P, R).
         wait_w: What each rank draws waiting. Shape (ranks,).
+
+    Attributes:
         hulls: Rows of each pair on its hull, fastest first.
         problem: The program; its last activity is what comes after the end.
         constant_j: What no clock changes.
     """
 
-    table: JobTable
-    wait_w: Floats
-    hulls: tuple[Ints, ...]
-    problem: TradeoffProblem
-    constant_j: float
-
-    @classmethod
-    def of(cls, table: JobTable, rows: Bools, wait_w: Floats) -> "Relaxation":
-        """State the program of a job.
-
-        Args:
-            table: Of the job.
-            rows: That may be used. Shape (P, R).
-            wait_w: What each rank draws waiting. Shape (ranks,).
-        """
+    def __init__(self, table: JobTable, rows: Bools, wait_w: Floats) -> None:
+        self.table, self.wait_w = table, wait_w
         network, count = table.network, len(table.network.waits)
         rank = np.array([each for each, _ in table.pairs])
         with np.errstate(invalid="ignore"):
             cost_j = np.where(rows, table.energy_j - wait_w[rank, None] * table.time_s, np.inf)
         time_s = np.where(rows, table.time_s, np.inf)
-        hulls = tuple(hull(*each) for each in zip(time_s, cost_j, strict=True))
+        self.hulls = [_hull(*each) for each in zip(time_s, cost_j, strict=True)]
         curves = [
-            TradeCurve(time_s=time_s[p, on], cost_j=cost_j[p, on]) for p, on in enumerate(hulls)
+            TradeCurve(time_s=time_s[p, on], cost_j=cost_j[p, on])
+            for p, on in enumerate(self.hulls)
         ]
         # Durations that no clock changes, shape (n,), and their least cost.
         further = network.stream > 0
@@ -90,7 +63,7 @@ class Relaxation:
         fixed_s[free] = table.time_s[table.pair[free]].min(axis=1, initial=np.inf)
         above_w = np.nan_to_num(table.power_w - wait_w[network.rank])
         above_w = np.where(further, np.maximum(above_w, 0.0), above_w)
-        constant_j = float((above_w * table.fixed_s) @ table.weight)
+        self.constant_j = float((above_w * table.fixed_s) @ table.weight)
         activity_s = network.taken_s(fixed_s)
         ours = table.planned[network.stream[table.planned] == 0]
         curve, weight = np.full(count + 1, -1), np.zeros(count + 1)
@@ -111,7 +84,7 @@ class Relaxation:
             else TradeCurve(time_s=np.zeros(1), cost_j=np.zeros(1))
         )
         of, on, lag_s = zip(*waits, strict=True)
-        problem = TradeoffProblem(
+        self.problem = TradeoffProblem(
             waits_of=np.array(of),
             waits_on=np.array(on),
             lag_s=np.array(lag_s),
@@ -119,13 +92,6 @@ class Relaxation:
             curve=curve,
             curves=(*curves, end),
             weight=weight,
-        )
-        return cls(
-            table=table,
-            wait_w=wait_w,
-            hulls=hulls,
-            problem=problem,
-            constant_j=constant_j,
         )
 
     @property
@@ -136,20 +102,23 @@ class Relaxation:
         taken_s = answer.duration_s[self.table.network.activity]
         return least_s, float(self.table.network.iteration_s(taken_s))
 
-    def solved(self, times_s: Sequence[float]) -> tuple[Relaxed | None, ...]:
-        """Return the least within each time; ``None`` where nothing is as fast."""
+    def solved(self, times_s: Sequence[float]) -> list[tuple[Floats, float] | None]:
+        """Return the least within each time; ``None`` where nothing is as fast.
+
+        Of each the duration of every instruction, (n,), which `mixed` turns into rows, and in J
+        what no plan that ends within the time takes less than.
+        """
         answers = solve_tradeoff(self.problem, times_s)
         waiting_w = self.wait_w @ self.table.rank_weight
-        return tuple(
+        return [
             None
             if answer.status is Status.INFEASIBLE
-            else Relaxed(
-                choice=self.mixed(answer.duration_s[self.table.network.activity]),
-                bound_j=answer.bound_j + float(waiting_w * time_s) + self.constant_j,
-                duration_s=answer.duration_s[self.table.network.activity],
+            else (
+                answer.duration_s[self.table.network.activity],
+                answer.bound_j + float(waiting_w * time_s) + self.constant_j,
             )
             for time_s, answer in zip(times_s, answers, strict=True)
-        )
+        ]
 
     def mixed(self, duration_s: Floats) -> RowChoice:
         """Return the rows of hulls that take given times. Shape (n,)."""
@@ -178,13 +147,17 @@ def following(table: JobTable, choice: RowChoice) -> RowChoice:
     return choice.changed(at, row, row, np.ones(len(at)))
 
 
-def hull(time_s: Floats, cost_j: Floats) -> Ints:
-    """Return the corners of the lower convex hull as it falls, fastest first.
+def _hull(time_s: Floats, cost_j: Floats) -> Ints:
+    """Return the corners of the lower convex hull of rows as it falls, fastest first.
 
-    Args:
-        time_s: inf where there is no such row. Shape (R,).
-        cost_j: Shape (R,).
+    Time is inf where there is no such row.
     """
+
+    def is_above(a: int, b: int, c: int) -> bool:
+        """Whether the middle of three corners is on or above the line through the outer two."""
+        left = (cost_j[b] - cost_j[a]) * (time_s[c] - time_s[b])
+        return bool(left >= (cost_j[c] - cost_j[b]) * (time_s[b] - time_s[a]))
+
     corners: list[int] = []
     for at in np.lexsort((cost_j, time_s)).tolist():
         if not np.isfinite(time_s[at]):
@@ -193,19 +166,10 @@ def hull(time_s: Floats, cost_j: Floats) -> Ints:
             continue
         if corners and time_s[at] <= time_s[corners[-1]] * (1.0 + _SAME):
             continue
-        while len(corners) > 1 and _above(time_s, cost_j, (*corners[-2:], at)):
+        while len(corners) > 1 and is_above(corners[-2], corners[-1], at):
             corners.pop()
         corners.append(at)
     return np.array(corners, dtype=np.int64)
-
-
-def _above(time_s: Floats, cost_j: Floats, three: tuple[int, int, int]) -> bool:
-    """Whether the middle of three corners is on or above the line through the outer two."""
-    a, b, c = three
-    return bool(
-        (cost_j[b] - cost_j[a]) * (time_s[c] - time_s[b])
-        >= (cost_j[c] - cost_j[b]) * (time_s[b] - time_s[a])
-    )
 
 
 _ENOUGH = 1e-9  # of a time: a path longer by less is short enough
@@ -213,46 +177,33 @@ _LOOSE = 1e-6  # the same of mixtures, more than what the program may be off by
 _GAP = 1e-9  # of what groups cost: a move that gains less is none
 
 
-@dataclass(frozen=True, kw_only=True)
 class Groups:
     """Instructions that share a clock.
 
-    Attributes:
+    Args:
         table: Of the job.
         of: Group of each planned instruction of a first stream, else -1. Shape (n,).
         wait_w: What each rank draws waiting at least. Shape (ranks,).
+
+    Attributes:
+        _cells: Pair and group of each cell, shapes (K,), and the cell of each instruction: (n,).
+        _times_s: What an instruction of a cell takes at each clock. Shape (K, C).
+        _columns: Group and clock of each variable: clocks that all cells have.
     """
 
-    table: JobTable
-    of: Ints
-    wait_w: Floats
-
-    @cached_property
-    def _cells(self) -> tuple[Ints, Ints, Ints]:
-        """Pair and group of each cell, shapes (K,), and the cell of each instruction: (n,)."""
-        at = np.flatnonzero(self.of >= 0)
-        keys = np.stack([self.table.pair[at], self.of[at]])
+    def __init__(self, table: JobTable, of: Ints, wait_w: Floats) -> None:
+        self.table, self.of, self.wait_w = table, of, wait_w
+        at = np.flatnonzero(of >= 0)
+        keys = np.stack([table.pair[at], of[at]])
         (pair, group), which = np.unique(keys, axis=1, return_inverse=True)
-        cell = np.full(len(self.of), -1)
+        cell = np.full(len(of), -1)
         cell[at] = which.ravel()
-        return pair, group, cell
-
-    @cached_property
-    def _times_s(self) -> Floats:
-        """What an instruction of a cell takes at each clock. Shape (K, C)."""
-        pair = self._cells[0]
-        times_s: Floats = self.table.time_s[pair[:, None], self.table.at_clocks[pair]]
-        return times_s
-
-    @cached_property
-    def _columns(self) -> tuple[Ints, Ints]:
-        """Group and clock of each variable: clocks that all cells have."""
-        pair, group, _ = self._cells
-        rows = self.table.at_clocks[pair]
-        has = self.table.first[pair[:, None], rows] == np.arange(rows.shape[1])
+        self._cells = pair, group, cell
+        rows = table.at_clocks[pair]
+        self._times_s: Floats = table.time_s[pair[:, None], rows]
+        has = table.first[pair[:, None], rows] == np.arange(rows.shape[1])
         common = np.array([has[group == g].all(axis=0) for g in range(int(group.max()) + 1)])
-        groups, clocks = np.nonzero(common)
-        return groups, clocks
+        self._columns = np.nonzero(common)
 
     def chosen(self, budget_s: float) -> RowChoice | None:
         """Return good clocks within a budget; ``None`` where none are as fast."""

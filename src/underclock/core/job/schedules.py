@@ -43,28 +43,18 @@ _RENDEZVOUS = {"1f1b", "gpipe"}
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a job is laid out over ranks.
+    """How a job is laid out over ranks."""
 
-    Attributes:
-        stages: Ranks of one pipeline.
-        microbatches: That a pipeline takes in one iteration.
-        chunks: Pieces of the model on each rank.
-        data: Pipelines that train together.
-        tensor: Ranks that share each stage.
-        transfer_s: What moving a microbatch over each boundary between stages takes; one number is
-            of every boundary, none is no time at all.
-        load_s: What bringing a microbatch's data takes on the first stage.
-        reduce_s: What summing gradients over pipelines takes at the end.
-    """
-
-    stages: int
-    microbatches: int
-    chunks: int = 1
-    data: int = 1
-    tensor: int = 1
+    stages: int  # ranks of one pipeline
+    microbatches: int  # that a pipeline takes in one iteration
+    chunks: int = 1  # pieces of the model on each rank
+    data: int = 1  # pipelines that train together
+    tensor: int = 1  # ranks that share each stage
+    # what moving a microbatch over each boundary between stages takes; one number is of every
+    # boundary, none is no time at all
     transfer_s: tuple[float, ...] = ()
-    load_s: float = 0.0
-    reduce_s: float = 0.0
+    load_s: float = 0.0  # what bringing a microbatch's data takes on the first stage
+    reduce_s: float = 0.0  # what summing gradients over pipelines takes at the end
 
     def __post_init__(self) -> None:
         for name in ("stages", "microbatches", "chunks", "data", "tensor"):

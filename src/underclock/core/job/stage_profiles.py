@@ -21,7 +21,6 @@ Shape letters: I instructions, K kernels, S settings, n launches of the step, m 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -76,26 +75,13 @@ class ChangeErrors(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageProfiles:
-    """What the instructions of one stage cost.
-
-    Attributes:
-        profiles: By what they do.
-        warnings: What a reader must know of them.
-    """
-
-    profiles: dict[InstructionKind, Profile]
-    warnings: tuple[str, ...] = ()
-
-
 def stage_profiles(
     table: CostTable,
     order: Sequence[int],
     risk: ChangeErrors | None = None,
     rules: Rules | None = None,
-) -> StageProfiles:
-    """Make profiles of a stage's instructions from what its kernels cost.
+) -> tuple[dict[InstructionKind, Profile], tuple[str, ...]]:
+    """Make profiles of a stage's instructions from what its kernels cost; and warnings.
 
     Args:
         table: What every kernel costs at every setting.
@@ -114,7 +100,7 @@ def stage_profiles(
             "kernels is unknown",
             hint="give samples of a traced step, or leave --latency away: one clock for each",
         )
-    stage = _Stage.of(table, order, risk)
+    stage = _Stage(table, order, risk)
     time_s, energy_j = stage.at_one_setting()
     warnings = list(stage.warnings)
     profiles = {}
@@ -127,28 +113,24 @@ def stage_profiles(
         ]
         if rules is not None:
             rows += stage.inside(i, rules, time_s[i], energy_j[i])
-        auto = known.index(table.baseline)
-        profiles[kind] = Profile(rows=tuple(rows), auto=auto)
+        profiles[kind] = Profile(rows=tuple(rows), auto=known.index(table.baseline))
     if rules is not None and not any(switch.total_s for switch in rules.latencies.switches):
         warnings.append("clocks change inside instructions as if that took no time: a bound")
-    return StageProfiles(profiles=profiles, warnings=tuple(warnings))
+    return profiles, tuple(warnings)
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Stage:
-    """A stage's step, cut into instructions."""
+    """A stage's step, cut into instructions; what has no pass of its own goes with its neighbour's.
 
-    table: CostTable
-    risk: ChangeErrors | None
-    kinds: tuple[InstructionKind, ...]  # of instructions, I of them
-    order: Ints  # kernel of each launch, (n,)
-    member: Ints  # instruction of each launch, (n,)
-    warnings: tuple[str, ...]  # what was taken for granted
+    Attributes:
+        kinds: Of instructions. Length I.
+        order: Kernel of each launch. Shape (n,).
+        member: Instruction of each launch. Shape (n,).
+        warnings: What was assumed.
+    """
 
-    @classmethod
-    def of(cls, table: CostTable, order: Sequence[int], risk: ChangeErrors | None) -> "_Stage":
-        """Cut a step; what belongs to no pass of its own, to the one that it runs in."""
-        kernels = table.kernels
+    def __init__(self, table: CostTable, order: Sequence[int], risk: ChangeErrors | None) -> None:
+        self.table, self.risk, kernels = table, risk, table.kernels
         launched = [kernels[k] for k in order] or [k for k in kernels for _ in range(k.count)]
         passes = {kernel.pass_ for kernel in kernels}
         for wanted in (Pass.FORWARD, Pass.BACKWARD):
@@ -163,32 +145,28 @@ class _Stage:
         within = list(
             itertools.accumulate(found, lambda before, here: here or before, initial=first)
         )
-        kinds = tuple(kind for kind in _KINDS.values() if kind in within)
-        member = np.array([kinds.index(kind) for kind in within[1:] if kind], dtype=np.int64)
-        if order:
-            _check_one_microbatch(member)
-        else:
-            order = np.repeat(
-                np.arange(len(kernels)), [kernel.count for kernel in kernels]
-            ).tolist()
-        warnings = list(table.warnings)
+        self.kinds = kinds = [kind for kind in _KINDS.values() if kind in within]
+        self.member = np.array([kinds.index(kind) for kind in within[1:] if kind], dtype=np.int64)
+        self.order = np.array(order, dtype=np.int64)
+        if not order:
+            self.order = np.repeat(np.arange(len(kernels)), [kernel.count for kernel in kernels])
+        is_forward = (self.member == 0).tolist()
+        runs = [len(list(run)) for is_one, run in itertools.groupby(is_forward) if is_one]
+        if order and max(runs) < _ONE_STRETCH * sum(is_forward):
+            raise DataError(
+                f"forward and backward take turns: {len(runs)} stretches of forward in one step",
+                hint="trace a step of one microbatch: gradient accumulation is the schedule's",
+            )
+        self.warnings = list(table.warnings)
         if Pass.COMMUNICATION in passes:
-            warnings.append(
+            self.warnings.append(
                 "collectives of the step count with the pass that they run in, so those after the "
                 "last backward with every microbatch's"
             )
         if table.power_cap is None:
-            warnings.append(
+            self.warnings.append(
                 "instructions are sums of kernels measured alone: no cap, no heat of the step"
             )
-        return cls(
-            table=table,
-            risk=risk,
-            kinds=kinds,
-            order=np.asarray(order, dtype=np.int64),
-            member=member,
-            warnings=tuple(warnings),
-        )
 
     def at_one_setting(self) -> tuple[Floats, Floats]:
         """Return time and energy with one setting for all launches. Shapes (I, S)."""
@@ -239,16 +217,12 @@ class _Stage:
             energy_j=energy_j,
             time_error_s=time * time_s,
             energy_error_j=energy * energy_j,
-            inside=() if alike else self._stretches(choice),
-        )
-
-    def _stretches(self, inside: Ints) -> tuple[Segment, ...]:
-        return tuple(
-            Segment(
-                launches=len(list(run)),
-                clocks=self.table.settings[s],
-            )
-            for s, run in itertools.groupby(inside.tolist())
+            inside=()
+            if alike
+            else tuple(
+                Segment(launches=len(list(run)), clocks=self.table.settings[s])
+                for s, run in itertools.groupby(choice.tolist())
+            ),
         )
 
     def inside(self, i: int, rules: Rules, plain_s: Floats, plain_j: Floats) -> list[ProfileRow]:
@@ -314,16 +288,6 @@ class _Stage:
         energy_j += math.fsum(settled.energy_j[own]) - math.fsum(each.energy_j[at])
         energy_j += heat_w(table, choice, settled) * settled_s
         return time_s, energy_j
-
-
-def _check_one_microbatch(member: Ints) -> None:
-    forward = member == 0
-    runs = [len(list(run)) for is_one, run in itertools.groupby(forward.tolist()) if is_one]
-    if max(runs) < _ONE_STRETCH * forward.sum():
-        raise DataError(
-            f"forward and backward take turns: {len(runs)} stretches of forward in one step",
-            hint="trace a step of one microbatch: gradient accumulation is the schedule's",
-        )
 
 
 _NEAR = 0.05  # of a time: what stages and traces may differ by unsaid

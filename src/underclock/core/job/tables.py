@@ -21,14 +21,15 @@ Shape letters: n instructions, P pairs of rank and profile, R rows (padded), C c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, Self
 
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.job.network import Network, network_of
+from underclock.core.job.network import Network, colours, network_of, quotient
 from underclock.records.common import AUTO, Clocks
 from underclock.records.job import (
     TALKS,
@@ -44,51 +45,28 @@ from underclock.records.job import (
 
 @dataclass(frozen=True, kw_only=True)
 class JobTable:
-    """What instructions of a job cost, by row of their profiles.
+    """What instructions of a job cost, by row of their profiles."""
 
-    Attributes:
-        network: Who waits for whom.
-        rank_weight: How many equal ranks each rank stands for. Shape (ranks,).
-        pair: Of rank and profile, of each instruction; -1 where it has no profile. Shape (n,).
-        fixed_s: What it takes where it has no profile, else 0. Shape (n,).
-        power_w: What it draws there; nan for what waiting draws. Shape (n,).
-        talks: Whether it communicates. Shape (n,).
-        rest: Whether it is the rest of the pass before it. Shape (n,).
-        quiet: Whether a collective overlaps its pass at auto. Shape (n,).
-        auto_wait_w: What ranks draw waiting where nothing is set. Shape (ranks,).
-        pairs: Rank and name of the profile. Length P.
-        auto: Row of each pair. Shape (P,).
-        time_s: Of an instruction; inf where a profile has no such row. Shape (P, R).
-        energy_j: Shape (P, R).
-        time_error_s: Shape (P, R).
-        energy_error_j: Shape (P, R).
-        wait_w: What the rank draws waiting after it. Shape (P, R).
-        first: Clocks that a row begins with, as an index; 0 is auto. Shape (P, R).
-        last: Clocks that it ends with. Shape (P, R).
-        inside: Which rows change clocks inside. Shape (P, R).
-        at_clocks: Row of each pair that runs at some clocks, or at the nearest. Shape (P, C).
-    """
-
-    network: Network
-    rank_weight: Ints
-    pair: Ints
-    fixed_s: Floats
-    power_w: Floats
-    talks: Bools
-    rest: Bools
-    quiet: Bools
-    auto_wait_w: Floats
-    pairs: tuple[tuple[int, str], ...]
-    auto: Ints
-    time_s: Floats
-    energy_j: Floats
-    time_error_s: Floats
-    energy_error_j: Floats
-    wait_w: Floats
-    first: Ints
-    last: Ints
-    inside: Bools
-    at_clocks: Ints
+    network: Network  # who waits for whom
+    rank_weight: Ints  # how many equal ranks each rank stands for, (ranks,)
+    pair: Ints  # of rank and profile, of each instruction; -1 where it has no profile, (n,)
+    fixed_s: Floats  # what it takes where it has no profile, else 0, (n,)
+    power_w: Floats  # what it draws there; nan for what waiting draws, (n,)
+    talks: Bools  # whether it communicates, (n,)
+    rest: Bools  # whether it is the rest of the pass before it, (n,)
+    quiet: Bools  # whether a collective overlaps its pass at auto, (n,)
+    auto_wait_w: Floats  # what ranks draw waiting where nothing is set, (ranks,)
+    pairs: tuple[tuple[int, str], ...]  # rank and name of the profile. Length P
+    auto: Ints  # row of each pair, (P,)
+    time_s: Floats  # of an instruction; inf where a profile has no such row, (P, R)
+    energy_j: Floats  # (P, R)
+    time_error_s: Floats  # (P, R)
+    energy_error_j: Floats  # (P, R)
+    wait_w: Floats  # what the rank draws waiting after it, (P, R)
+    first: Ints  # clocks that a row begins with, as an index; 0 is auto, (P, R)
+    last: Ints  # clocks that it ends with, (P, R)
+    inside: Bools  # which rows change clocks inside, (P, R)
+    at_clocks: Ints  # row of each pair that runs at some clocks, or at the nearest, (P, C)
 
     @cached_property
     def planned(self) -> Ints:
@@ -134,17 +112,11 @@ class JobTable:
 
 @dataclass(frozen=True, eq=False)
 class RowChoice:
-    """The rows that planned instructions run at; entries of unplanned ones are unused.
+    """The rows that planned instructions run at; entries of unplanned ones are unused."""
 
-    Attributes:
-        row: Of the pair. Shape (n,).
-        then: Row of the rest; the same where there is none. Shape (n,).
-        share: Of the work that is done by ``row``. Shape (n,).
-    """
-
-    row: Ints
-    then: Ints
-    share: Floats
+    row: Ints  # of the pair, (n,)
+    then: Ints  # row of the rest; the same where there is none, (n,)
+    share: Floats  # of the work that is done by ``row``, (n,)
 
     @classmethod
     def rows(cls, row: Ints) -> Self:
@@ -189,21 +161,13 @@ class RowChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What a choice makes of each instruction.
+    """What a choice makes of each instruction."""
 
-    Attributes:
-        time_s: Shape (..., n).
-        energy_j: In further streams the part above waiting. Shape (..., n).
-        wait_w: What its rank draws waiting after it. Shape (n,).
-        ready_w: What it draws at the end of that wait, at the clock of what comes next. Shape (n,).
-        ready_s: How long before that it has that clock.
-    """
-
-    time_s: Floats
-    energy_j: Floats
-    wait_w: Floats
-    ready_w: Floats
-    ready_s: float
+    time_s: Floats  # (..., n)
+    energy_j: Floats  # in further streams the part above waiting, (..., n)
+    wait_w: Floats  # what its rank draws waiting after it, (n,)
+    ready_w: Floats  # what it draws at the end of that wait, at the clock of what comes next, (n,)
+    ready_s: float  # how long before that it has that clock
 
 
 def taken(table: JobTable, choice: RowChoice, latency_s: float = 0.0) -> Taken:
@@ -253,27 +217,17 @@ def _changes(
     first = np.maximum.accumulate(np.where(goes_on[main], 0, np.arange(len(lasts_s))))
     ahead_s[at[main]] = done_s - (done_s - lasts_s)[first]
     late_s = np.maximum(latency_s - ahead_s[before], 0.0)
-    begun = late(table, (pair, lates, row), np.where(ours, share, 0.0), late_s)
     inside_s = np.maximum(latency_s - first_s, 0.0)
-    return begun, late(table, (pair, row, then), 1.0 - share, inside_s)
 
+    def late(held: Ints, asked: Ints, part: Floats, late_s: Floats) -> tuple[Floats, Floats]:
+        """Return what a change adds in s and J where a part of the work is late in its row."""
+        done = np.minimum(part, late_s / table.time_s[pair, held])
+        more_s = done * (table.time_s[pair, held] - table.time_s[pair, asked])
+        more_j: Floats = done * (table.energy_j[pair, held] - table.energy_j[pair, asked])
+        return np.maximum(more_s, 0.0), more_j
 
-def late(
-    table: JobTable, which: tuple[Ints, Ints, Ints], share: Floats, late_s: Floats | float
-) -> tuple[Floats, Floats]:
-    """Return what a change of clocks adds in s and J where it comes late.
-
-    Args:
-        table: Of the job.
-        which: The pair, the row whose clock is still held, and the one asked for; broadcastable.
-        share: Of the work to be done by the row asked for.
-        late_s: How late.
-    """
-    pair, held, asked = which
-    done = np.minimum(share, late_s / table.time_s[pair, held])
-    more_s = done * (table.time_s[pair, held] - table.time_s[pair, asked])
-    more_j: Floats = done * (table.energy_j[pair, held] - table.energy_j[pair, asked])
-    return np.maximum(more_s, 0.0), more_j
+    begun = late(lates, row, np.where(ours, share, 0.0), late_s)
+    return begun, late(row, then, 1.0 - share, inside_s)
 
 
 def waiting_j(table: JobTable, each: Taken) -> Floats:
@@ -356,6 +310,52 @@ def table_of(job: Job) -> JobTable:
     )
 
 
+def shared(job: Job, table: JobTable) -> tuple[JobTable, Ints]:
+    """Return the table of one rank of each kind, and what each instruction is there.
+
+    Returns:
+        The table, and for each instruction of the job the one that stands for it. Shape (n,).
+    """
+    network = table.network
+    firsts = np.cumsum([0, *(len(rank.instructions) for rank in job.ranks)])
+    colour, kind = colours(job, network, firsts)
+    _, ranks, of, weight = np.unique(
+        kind, return_index=True, return_inverse=True, return_counts=True
+    )
+    if len(ranks) == len(job.ranks):
+        return table, np.arange(len(table.pair))
+    ranks_at = np.argsort(np.argsort(ranks))  # kinds in the order of their first ranks
+    ranks, weight, of = np.sort(ranks), weight[np.argsort(ranks)], ranks_at[of]
+    kept = np.concatenate([np.arange(firsts[rank], firsts[rank + 1]) for rank in ranks])
+    begins = np.cumsum([0, *(firsts[rank + 1] - firsts[rank] for rank in ranks)])
+    stands = np.concatenate(
+        [np.arange(begins[of[r]], begins[of[r] + 1]) for r in range(len(job.ranks))]
+    )
+    pair_at = {pair: at for at, pair in enumerate(table.pairs)}
+    pairs = [each for each in table.pairs if each[0] in set(ranks.tolist())]
+    picked = np.array([pair_at[each] for each in pairs], dtype=np.int64)
+    number = np.full(len(table.pairs) + 1, -1)
+    number[picked] = np.arange(len(picked))
+    new_rank = {int(rank): at for at, rank in enumerate(ranks)}
+    return replace(
+        table,
+        network=quotient(network, colour, kept, ranks),
+        rank_weight=weight,
+        pair=number[table.pair[kept]],
+        auto_wait_w=table.auto_wait_w[ranks],
+        pairs=tuple((new_rank[rank], name) for rank, name in pairs),
+        **{name: getattr(table, name)[kept] for name in _OF_INSTRUCTIONS},
+        **{name: getattr(table, name)[picked] for name in _OF_PAIRS},
+    ), stands
+
+
+_OF_INSTRUCTIONS = ("fixed_s", "power_w", "talks", "rest", "quiet")
+_OF_PAIRS = (
+    *("auto", "time_s", "energy_j", "time_error_s", "energy_error_j"),
+    *("wait_w", "first", "last", "inside", "at_clocks"),
+)
+
+
 def instruction_s(job: Job, each: Instruction) -> float:
     """Return what an instruction takes at auto, in s."""
     profile = None if each.profile is None else job.profiles[each.profile]
@@ -426,37 +426,25 @@ def timeline(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -
     at = 0
     for rank, held in enumerate(clocks):
         for each, how in zip(job.ranks[rank].instructions, held, strict=True):
-            spans += _spans(job, rank, each, how, (begins_s[at], ends_s[at]))
+            turns_s, cores_mhz = [begins_s[at], ends_s[at]], list[int | None]([None])
+            if how is not None and each.profile is not None:
+                rows = job.profiles[each.profile].rows
+                cores_mhz = [rows[row].clocks.core_mhz for row, _ in how.parts]
+                if how.then is not None:
+                    first_s, rest_s = (share * rows[row].time_s for row, share in how.parts)
+                    part = first_s / (first_s + rest_s)
+                    turns_s.insert(1, begins_s[at] + (ends_s[at] - begins_s[at]) * part)
+            spans += [
+                Span(
+                    rank=rank,
+                    stream=each.stream,
+                    what=str(each),
+                    has_profile=how is not None,
+                    core_mhz=core_mhz,
+                    begins_s=from_s,
+                    ends_s=to_s,
+                )
+                for core_mhz, (from_s, to_s) in zip(cores_mhz, pairwise(turns_s), strict=True)
+            ]
             at += 1
     return tuple(spans)
-
-
-def _spans(
-    job: Job, rank: int, each: Instruction, how: Held | None, when: tuple[float, float]
-) -> list[Span]:
-    begins_s, ends_s = when
-
-    def span(core_mhz: int | None, from_s: float, to_s: float) -> Span:
-        return Span(
-            rank=rank,
-            stream=each.stream,
-            what=str(each),
-            has_profile=how is not None,
-            core_mhz=core_mhz,
-            begins_s=from_s,
-            ends_s=to_s,
-        )
-
-    if how is None or each.profile is None:
-        return [span(None, begins_s, ends_s)]
-    rows = job.profiles[each.profile].rows
-    first = rows[how.row]
-    if how.then is None:
-        return [span(first.clocks.core_mhz, begins_s, ends_s)]
-    second = rows[how.then]
-    first_s, second_s = how.share * first.time_s, (1.0 - how.share) * second.time_s
-    turn_s = begins_s + (ends_s - begins_s) * first_s / (first_s + second_s)
-    return [
-        span(first.clocks.core_mhz, begins_s, turn_s),
-        span(second.clocks.core_mhz, turn_s, ends_s),
-    ]

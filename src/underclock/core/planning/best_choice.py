@@ -213,18 +213,14 @@ TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one strategy solves: who shares clocks, who keeps the budget, what is minimised.
-
-    Attributes:
-        max_slowdown: Its budget, or an aim below it, as a fraction above auto.
-        priced_s: What each setting of a group takes of that besides its time, in s; ``None`` for
-            nothing. Shape (G, S).
-    """
+    """What one strategy solves: who shares clocks, who keeps the budget, what is minimised."""
 
     groups: Grouped
     aggregate: Aggregate
     goal: Goal
-    max_slowdown: float
+    max_slowdown: float  # its budget, or an aim below it, as a fraction above auto
+    # what each setting of a group takes of that besides its time, in s; ``None`` for nothing, (G,
+    # S)
     priced_s: Floats | None = None
 
     @property

@@ -44,15 +44,11 @@ _TURNS = 3  # of choosing and setting the width to what was chosen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """What a choice may take.
+    """What a choice may take."""
 
-    Attributes:
-        slowdown: Expected change of time and prices together, as a fraction above auto.
-        prices: Of each kernel at each setting, none negative, as fractions of auto's time; ``None``
-            for none at all. Shape (K, S).
-    """
-
-    slowdown: float
+    slowdown: float  # expected change of time and prices together, as a fraction above auto
+    # of each kernel at each setting, none negative, as fractions of auto's time; ``None`` for none
+    # at all, (K, S)
     prices: Floats | None = None
 
     def paid(self, setting: Ints) -> float:
@@ -64,14 +60,11 @@ class Aim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What is known of how good a choice is.
-
-    Attributes:
-        gap: How far what is minimised may be from the least that any choice within the limit
-            gives, as a fraction; ``None`` where nothing is known.
-    """
+    """What is known of how good a choice is."""
 
     status: Status
+    # how far what is minimised may be from the least that any choice within the limit gives, as a
+    # fraction; ``None`` where nothing is known
     gap: float | None
 
     @classmethod
@@ -120,20 +113,16 @@ def room(time_spread: float, tolerance: float) -> float:
 
 @dataclass(slots=True)
 class _Search:
-    """A search for the choice of least energy that keeps a budget with confidence.
-
-    Attributes:
-        free: What would be chosen if all were certain, and what it changes; ``None`` where nothing
-            is fast enough.
-        best: Of the choices that keep the budget, that of least energy; ``None`` while there is
-            none.
-    """
+    """A search for the choice of least energy that keeps a budget with confidence."""
 
     budget: float
     choose: Choose
     risk: RiskModel
     tolerance: float
+    # what would be chosen if all were certain, and what it changes; ``None`` where nothing is fast
+    # enough
     free: tuple[Candidate, PredictedChange] | None = field(default=None, init=False)
+    # of the choices that keep the budget, that of least energy; ``None`` while there is none
     best: tuple[Candidate, PredictedChange] | None = field(default=None, init=False)
 
     def by_aim(self) -> None:

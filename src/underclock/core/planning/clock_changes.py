@@ -32,16 +32,11 @@ _LATE_BY = 3.0  # deviations that the segment before must leave room for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a schedule must keep, besides the time budget.
-
-    Attributes:
-        max_slowdown: Time budget as a fraction above auto.
-        max_switches: Most changes in a step; ``None`` for no limit.
-    """
+    """What a schedule must keep, besides the time budget."""
 
     latencies: LatencyTable
-    max_slowdown: float = 0.0
-    max_switches: int | None = None
+    max_slowdown: float = 0.0  # time budget as a fraction above auto
+    max_switches: int | None = None  # most changes in a step; ``None`` for no limit
 
     def __post_init__(self) -> None:
         if not -1.0 < self.max_slowdown < math.inf:
@@ -158,19 +153,12 @@ WORTH = 2.5  # of its mean power: energy that plans give for a second, near a bu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misses:
-    """What the changes of a round cost on average, aimed as they are best.
+    """What the changes of a round cost on average, aimed as they are best."""
 
-    Attributes:
-        at: Launch before which each change lies; 0 is the wrap. Shape (C,).
-        aim_s: How long after its launch begins each change is best aimed. Shape (C,).
-        time_s: What each adds to the step, on average. Shape (C,).
-        energy_j: The same of energy. Shape (C,).
-    """
-
-    at: Ints
-    aim_s: Floats
-    time_s: Floats
-    energy_j: Floats
+    at: Ints  # launch before which each change lies; 0 is the wrap, (C,)
+    aim_s: Floats  # how long after its launch begins each change is best aimed, (C,)
+    time_s: Floats  # what each adds to the step, on average, (C,)
+    energy_j: Floats  # the same of energy, (C,)
 
 
 def misses(

@@ -122,35 +122,26 @@ def achieved(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Believed:
-    """What is believed of a schedule.
+    """What is believed of a schedule."""
 
-    Attributes:
-        cost: Of the step as it settles.
-        change: The same as the model has it, with deviations; ``None`` where costs are certain.
-        overrun: How far it is beyond the budget with its margin, as a fraction of auto.
-        aim: Time budget at which the solver thinks it to be just in time, as a fraction above auto.
-    """
-
-    cost: Cost
+    cost: Cost  # of the step as it settles
+    # the same as the model has it, with deviations; ``None`` where costs are certain
     change: PredictedChange | None
-    overrun: float
+    overrun: float  # how far it is beyond the budget with its margin, as a fraction of auto
+    # time budget at which the solver thinks it to be just in time, as a fraction above auto
     aim: float
 
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """A step under its cap, for which a schedule is sought.
-
-    Attributes:
-        bound_j: No schedule that keeps the budget and the limit takes less.
-    """
+    """A step under its cap, for which a schedule is sought."""
 
     table: CostTable
     problem: SequenceProblem
     starts: list[Ints]
     risk: ScheduleRisk | None
     effort: Effort
-    bound_j: float = math.inf
+    bound_j: float = math.inf  # no schedule that keeps the budget and the limit takes less
     _known: dict[bytes, _Believed] = dataclasses.field(default_factory=dict)
 
     @property
@@ -342,18 +333,13 @@ _ROUNDING = 1e-9  # of auto's time or energy
 
 
 class Own(NamedTuple):
-    """What a plan holds, which stands on its curve as it is: one latency has one number.
-
-    Attributes:
-        kept: How much more time the solver was given than the plan's budget, to keep that.
-        frontier: As of `budget_curve`.
-    """
+    """What a plan holds, which stands on its curve as it is: one latency has one number."""
 
     latency_s: float
     arm: Arm
     schedule: Solution
-    kept: float
-    frontier: tuple[Cost, ...]
+    kept: float  # how much more time the solver was given than the plan's budget, to keep that
+    frontier: tuple[Cost, ...]  # as of `budget_curve`
 
 
 def curve_latencies(own_s: float | None) -> tuple[float, ...]:

@@ -20,20 +20,13 @@ from underclock.units import format_duration, format_percent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedStep:
-    """A step of a server, and what it costs.
-
-    Attributes:
-        batch: Sequences.
-        context: Tokens that each of them attends to; of prefill, of the prompt.
-        tokens: Tokens that it makes (decode) or reads.
-        costs: Auto first, then locked clocks.
-    """
+    """A step of a server, and what it costs."""
 
     phase: Pass
-    batch: int
-    context: int
-    tokens: int
-    costs: tuple[ServingCost, ...]
+    batch: int  # sequences
+    context: int  # tokens that each of them attends to; of prefill, of the prompt
+    tokens: int  # tokens that it makes (decode) or reads
+    costs: tuple[ServingCost, ...]  # auto first, then locked clocks
 
 
 class ServingBudget(Record, frozen=True, kw_only=True):

@@ -37,27 +37,18 @@ _FRONTIER_POINTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedStrategies:
-    """Every strategy, costed.
-
-    Attributes:
-        settings: Setting per kernel of each feasible strategy. Shapes (K,).
-    """
+    """Every strategy, costed."""
 
     arms: tuple[Arm, ...]
-    settings: dict[Strategy, Ints]
+    settings: dict[Strategy, Ints]  # setting per kernel of each feasible strategy, (K,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedStrategies(SolvedStrategies):
-    """Every strategy, and what other budgets would bring.
+    """Every strategy, and what other budgets would bring."""
 
-    Attributes:
-        fastest_change: Least time change any choice of the goal's strategy can reach.
-        frontier: Of the goal's granularity.
-    """
-
-    fastest_change: float
-    frontier: tuple[Cost, ...]
+    fastest_change: float  # least time change any choice of the goal's strategy can reach
+    frontier: tuple[Cost, ...]  # of the goal's granularity
 
 
 def compare_strategies(

@@ -298,21 +298,13 @@ def engine_of(problem: TradeoffProblem, *, times: int) -> Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeoffSolution:
-    """The least cost within a time, and why it cannot be less.
+    """The least cost within a time, and why it cannot be less."""
 
-    Attributes:
-        status: Optimal to `PROVEN`, feasible within the gap to ``bound_j``, or infeasible.
-        duration_s: Of each activity; empty when infeasible. Shape (A,).
-        time_s: When the last ends; ``inf`` when infeasible.
-        cost_j: Likewise.
-        bound_j: No plan that ends within the time asked for costs less.
-    """
-
-    status: Status
-    duration_s: Floats
-    time_s: float
-    cost_j: float
-    bound_j: float
+    status: Status  # optimal to `PROVEN`, feasible within the gap to ``bound_j``, or infeasible
+    duration_s: Floats  # of each activity; empty when infeasible, (A,)
+    time_s: float  # when the last ends; ``inf`` when infeasible
+    cost_j: float  # likewise
+    bound_j: float  # no plan that ends within the time asked for costs less
 
 
 def solve_tradeoff(

@@ -41,33 +41,22 @@ Rows = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """The items of a problem in order, round the ring from the item that is cut.
+    """The items of a problem in order, round the ring from the item that is cut."""
 
-    Attributes:
-        time: Zero where not available. Shape (m, S).
-        energy: Zero in the same places. Shape (m, S).
-        shut: ``inf`` where an item cannot run, else zero; ``None`` if all can. Shape (m, S).
-        first: First invocation of each item, in the ring. Shape (m,).
-        settings: The problem's number of each setting. Shape (S,).
-        invocations: Of the problem.
-        kind: Class of each change of setting. Shape (S, S).
-        latest: The last boundary at which a segment may have started so that it can end at j: 0 for
-            one that was there before the cut, m + 1 if there is none; ``None`` where segments may
-            end at any boundary. Shape (C, m + 1, S).
-        rounded: Whether dwell was rounded to fewer classes.
-    """
-
-    time: Floats
-    energy: Floats
-    shut: Floats | None
+    time: Floats  # zero where not available, (m, S)
+    energy: Floats  # zero in the same places, (m, S)
+    shut: Floats | None  # ``inf`` where an item cannot run, else zero; ``None`` if all can, (m, S)
     switch_time: Floats
     switch_energy: Floats
-    first: Ints
-    settings: Ints
-    invocations: int
-    kind: Ints
+    first: Ints  # first invocation of each item, in the ring, (m,)
+    settings: Ints  # the problem's number of each setting, (S,)
+    invocations: int  # of the problem
+    kind: Ints  # class of each change of setting, (S, S)
+    # The last boundary at which a segment may have started so that it can end at j, (C, m + 1, S):
+    # 0 for one that was there before the cut, m + 1 if there is none; ``None`` where segments may
+    # end at any boundary.
     latest: Rows | None
-    rounded: bool
+    rounded: bool  # whether dwell was rounded to fewer classes
 
     def expanded(self, choice: Ints) -> Ints:
         """Return the problem's setting of every invocation, from one per item. Shape (n,)."""
@@ -159,20 +148,14 @@ def _latest_starts(time: Floats, shut: Bools, levels: Floats) -> Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lagrangian:
-    """A ring with one cost instead of energy, time and switches.
+    """A ring with one cost instead of energy, time and switches."""
 
-    Attributes:
-        sums: Cost of the items before each boundary, half of item 0 included. Shape (m + 1, S).
-        half: Half the cost of item 0; ``inf`` where it cannot run. Shape (S,).
-        change: Cost of each change by dwell class; ``inf`` in the other classes. From a setting to
-            itself it is free, in the first. Shape (C, S, S).
-        error: What rounding can at most do to the cost of a cycle.
-    """
-
-    sums: Floats
-    half: Floats
+    sums: Floats  # cost of the items before each boundary, half of item 0 included, (m + 1, S)
+    half: Floats  # half the cost of item 0; ``inf`` where it cannot run, (S,)
+    # cost of each change by dwell class; ``inf`` in the other classes. From a setting to itself it
+    # is free, in the first, (C, S, S)
     change: Floats
-    error: float
+    error: float  # what rounding can at most do to the cost of a cycle
 
 
 def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:

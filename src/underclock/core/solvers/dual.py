@@ -31,18 +31,12 @@ _LATE = 6  # paths at the end of a search whose settings matter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A path once round the ring, which may end at another setting than it began with.
+    """A path once round the ring, which may end at another setting than it began with."""
 
-    Attributes:
-        energy: Of the path.
-        excess_switches: Switches beyond the most allowed; zero where there is no limit.
-        choice: Setting per item, and of item 0 once more. Shape (m + 1,).
-    """
-
-    energy: float
+    energy: float  # of the path
     excess_s: float
-    excess_switches: float
-    choice: Ints
+    excess_switches: float  # switches beyond the most allowed; zero where there is no limit
+    choice: Ints  # setting per item, and of item 0 once more, (m + 1,)
 
     @property
     def keeps_limits(self) -> bool:
@@ -52,29 +46,21 @@ class Path:
 
 @dataclass(slots=True, kw_only=True)
 class DualSearch:
-    """A search for the best multipliers of one ring.
-
-    Attributes:
-        latest: Most time; finite.
-        most: Most switches; ``None`` for no limit.
-        tolerance: Fraction of the bound by which it may still rise when the search ends.
-        max_paths: Most shortest paths that one multiplier, or a pair of them, is sought with.
-        through: Setting that item 0 must have at both ends; ``None`` for any at either.
-        time: Best multiplier of time so far, in joules per second.
-        switch: Best multiplier of a switch so far, in joules.
-        bound: No cycle within the limits costs less.
-    """
+    """A search for the best multipliers of one ring."""
 
     ring: Ring
-    latest: float
-    most: int | None
-    tolerance: float = 1e-7
+    latest: float  # most time; finite
+    most: int | None  # most switches; ``None`` for no limit
+    tolerance: float = 1e-7  # fraction of the bound by which it may still rise when the search ends
+    # most shortest paths that one multiplier, or a pair of them, is sought with
     max_paths: int = 60
+    # setting that item 0 must have at both ends; ``None`` for any at either
     through: int | None = None
     paths: list[Path] = field(default_factory=list, init=False)
+    # best multiplier of time so far, in joules per second
     time: float = field(default=0.0, init=False)
-    switch: float = field(default=0.0, init=False)
-    bound: float = field(default=-math.inf, init=False)
+    switch: float = field(default=0.0, init=False)  # best multiplier of a switch so far, in joules
+    bound: float = field(default=-math.inf, init=False)  # no cycle within the limits costs less
 
     @property
     def multiplied_limits(self) -> float:

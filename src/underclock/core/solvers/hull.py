@@ -34,20 +34,14 @@ class Quanta:
     picosecond for steps up to 1000 s, finer for shorter ones. (Nanoseconds would be a part in a
     thousand of a microsecond kernel.) Where a table is itself on a coarser grid, the quantum is the
     grid's: two choices that differ then differ by a whole step of it, which makes proofs shorter.
-
-    Attributes:
-        time: 0 where a setting is not available. Shape (G, S).
-        energy: 0 in the same places. Shape (G, S).
-        budget: In time quanta; -1 for any that is negative.
-        rounding_j: What rounding can at most change the energy of a choice by.
     """
 
-    time: Ints
-    energy: Ints
+    time: Ints  # 0 where a setting is not available, (G, S)
+    energy: Ints  # 0 in the same places, (G, S)
     available: Bools
-    budget: int
+    budget: int  # in time quanta; -1 for any that is negative
     per_joule: float
-    rounding_j: float
+    rounding_j: float  # what rounding can at most change the energy of a choice by
 
     @classmethod
     def of(cls, problem: Problem) -> "Quanta":
@@ -84,24 +78,15 @@ class Trades:
 
     Taking the first n trades from ``start`` gives a supported point of the time-energy frontier,
     for every n: within a group trades come in hull order.
-
-    Attributes:
-        start: Fastest setting of each group, the cheapest of equals. Shape (G,).
-        group: Shape (T,).
-        source: Setting the trade departs from. Shape (T,).
-        target: Setting the trade leads to. Shape (T,).
-        time: Time quanta it costs. Shape (T,).
-        energy: Energy quanta it saves. Shape (T,).
-        rate: Energy saved per time, descending. Shape (T,).
     """
 
-    start: Ints
-    group: Ints
-    source: Ints
-    target: Ints
-    time: Ints
-    energy: Ints
-    rate: Floats
+    start: Ints  # fastest setting of each group, the cheapest of equals, (G,)
+    group: Ints  # (T,)
+    source: Ints  # setting the trade departs from, (T,)
+    target: Ints  # setting the trade leads to, (T,)
+    time: Ints  # time quanta it costs, (T,)
+    energy: Ints  # energy quanta it saves, (T,)
+    rate: Floats  # energy saved per time, descending, (T,)
 
     def choice_after(self, count: int) -> Ints:
         """Return the setting of every group after the first ``count`` trades. Shape (G,)."""

@@ -69,23 +69,14 @@ def solve_knapsack(problem: Problem, max_labels: int = Effort.PROOF.labels) -> S
 
 @dataclass(frozen=True, slots=True)
 class SearchNode:
-    """The relaxed optimum where some groups are fixed.
+    """The relaxed optimum where some groups are fixed."""
 
-    Attributes:
-        fixed: Setting by group.
-        base: Every trade of the other groups before the first that does not fit. Shape (G,).
-        fits: The first that does not fit.
-        slack: Time that the base leaves.
-        energy: Of the base.
-        rate: Energy saved per time by the trade that does not fit; 0 where all fit.
-    """
-
-    fixed: dict[int, int]
-    base: Ints
-    fits: int
-    slack: int
-    energy: int
-    rate: float
+    fixed: dict[int, int]  # setting by group
+    base: Ints  # every trade of the other groups before the first that does not fit, (G,)
+    fits: int  # the first that does not fit
+    slack: int  # time that the base leaves
+    energy: int  # of the base
+    rate: float  # energy saved per time by the trade that does not fit; 0 where all fit
 
 
 class Tree:
@@ -256,20 +247,13 @@ def _greedy(steps: Trades, fits: int, left: int, stuck: set[int]) -> tuple[dict[
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The groups that may move, by how much time they can move, and their moves, end to end.
-
-    Attributes:
-        first: Where a stage's moves begin; one more than there are stages. Shape (J + 1,).
-        setting: Shape (sum of I,).
-        time: Relative to the base. Shape (sum of I,).
-        energy: Relative to the base. Shape (sum of I,).
-    """
+    """The groups that may move, by how much time they can move, and their moves, end to end."""
 
     group: Ints
-    first: Ints
-    setting: Ints
-    time: Ints
-    energy: Ints
+    first: Ints  # where a stage's moves begin; one more than there are stages, (J + 1,)
+    setting: Ints  # (sum of I,)
+    time: Ints  # relative to the base, (sum of I,)
+    energy: Ints  # relative to the base, (sum of I,)
 
     @classmethod
     def of(cls, quanta: Quanta, base: Ints, live: Bools) -> "Stages":

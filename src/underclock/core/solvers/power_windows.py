@@ -36,22 +36,15 @@ _HARDER = (1.02, 1.1, 1.3, 2.0, 5.0, 25.0)  # times the multipliers, where no ch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedGroups:
-    """Groups of launches under a power limit.
+    """Groups of launches under a power limit."""
 
-    Attributes:
-        problem: Costs of all launches of a group together, and the time budget.
-        limit_w: What the mean power over a window must not exceed.
-        order: Which group each launch is of; every group is launched. Shape (n,).
-        judge: Returns what a choice, (G,), comes to in J, whatever its windows; ``inf`` where it is
-            not allowed.
-        fading: How the past counts the less the older it is.
-    """
-
-    problem: Problem
-    limit_w: float
-    order: Ints
+    problem: Problem  # costs of all launches of a group together, and the time budget
+    limit_w: float  # what the mean power over a window must not exceed
+    order: Ints  # which group each launch is of; every group is launched, (n,)
+    # returns what a choice, (G,), comes to in J, whatever its windows; ``inf`` where it is not
+    # allowed
     judge: Callable[[Ints], float]
-    fading: Fading = SIMULATED
+    fading: Fading = SIMULATED  # how the past counts the less the older it is
 
     @property
     def beyond_j(self) -> Floats:

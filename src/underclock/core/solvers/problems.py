@@ -20,17 +20,11 @@ from underclock.records import Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Pick one setting per group: least energy within a time budget.
+    """Pick one setting per group: least energy within a time budget."""
 
-    Attributes:
-        time_s: ``inf`` where a setting is not available; each group has one. Shape (G, S).
-        energy_j: ``inf`` in the same places. Shape (G, S).
-        budget_s: Most time all groups together may take; ``inf`` for no limit.
-    """
-
-    time_s: Floats
-    energy_j: Floats
-    budget_s: float = math.inf
+    time_s: Floats  # ``inf`` where a setting is not available; each group has one, (G, S)
+    energy_j: Floats  # ``inf`` in the same places, (G, S)
+    budget_s: float = math.inf  # most time all groups together may take; ``inf`` for no limit
 
 
 class Effort(Enum):
@@ -65,40 +59,30 @@ def _no_floats() -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceProblem:
-    """Pick one setting per invocation: least energy within a time budget, switches included.
+    """Pick one setting per invocation: least energy within a time budget, switches included."""
 
-    Attributes:
-        time_s: Of one invocation; ``inf`` where a setting is not available. Shape (K, S).
-        energy_j: Of one invocation; ``inf`` in the same places. Shape (K, S).
-        order: Which kernel each invocation is. Shape (n,).
-        switch_time_s: Time lost by changing setting, row to column; zero diagonal. Shape (S, S).
-        switch_energy_j: Energy of the change, row to column; zero diagonal. Shape (S, S).
-        dwell_s: Least length of a segment at the row's setting before the column's can follow, for
-            the change is asked for ahead and takes that long. Nothing dwells in a schedule that
-            never switches. Zeros unless given. Shape (S, S).
-        jitter_s: Standard deviation of when a change happens, row to column. No solver looks here,
-            nor at the two that follow. Zeros unless given. Shape (S, S).
-        miss_time_s: Of `switch_time_s`, what stands for changes that come early or late, as it is
-            at a usual boundary. Zeros unless given. Shape (S, S).
-        miss_energy_j: The same of `switch_energy_j`. Shape (S, S).
-        blocked: Where no change may happen: boundary i lies before invocation i, the first after
-            the last. Nowhere unless given. Shape (n,).
-        max_switches: Most changes in one round; ``None`` for no limit.
-        budget_s: Most time one round may take; ``inf`` for no limit.
-    """
-
-    time_s: Floats
-    energy_j: Floats
-    order: Ints
-    switch_time_s: Floats
-    switch_energy_j: Floats
+    time_s: Floats  # of one invocation; ``inf`` where a setting is not available, (K, S)
+    energy_j: Floats  # of one invocation; ``inf`` in the same places, (K, S)
+    order: Ints  # which kernel each invocation is, (n,)
+    switch_time_s: Floats  # time lost by changing setting, row to column; zero diagonal, (S, S)
+    switch_energy_j: Floats  # energy of the change, row to column; zero diagonal, (S, S)
+    # least length of a segment at the row's setting before the column's can follow, for the change
+    # is asked for ahead and takes that long. Nothing dwells in a schedule that never switches.
+    # Zeros unless given, (S, S)
     dwell_s: Floats = field(default_factory=_no_floats)
+    # standard deviation of when a change happens, row to column. No solver looks here, nor at the
+    # two that follow. Zeros unless given, (S, S)
     jitter_s: Floats = field(default_factory=_no_floats)
+    # of `switch_time_s`, what stands for changes that come early or late, as it is at a usual
+    # boundary. Zeros unless given, (S, S)
     miss_time_s: Floats = field(default_factory=_no_floats)
+    # the same of `switch_energy_j`, (S, S)
     miss_energy_j: Floats = field(default_factory=_no_floats)
+    # where no change may happen: boundary i lies before invocation i, the first after the last.
+    # Nowhere unless given, (n,)
     blocked: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    max_switches: int | None = None
-    budget_s: float = math.inf
+    max_switches: int | None = None  # most changes in one round; ``None`` for no limit
+    budget_s: float = math.inf  # most time one round may take; ``inf`` for no limit
 
     def __post_init__(self) -> None:
         """Fill in what was left out."""
@@ -117,22 +101,17 @@ class SequenceProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """A choice of settings, and why the solver stopped.
-
-    Attributes:
-        choice: Setting of each group, or of each launch; empty when infeasible. Shape (G,) or (n,).
-        time_s: Of the choice, changes of setting included; ``inf`` when infeasible.
-        bound_j: No choice that keeps the rules costs less; ``inf`` when it is proven that there is
-            none, finite when merely none was found.
-        switches: Changes of setting in a round, the wrap included.
-    """
+    """A choice of settings, and why the solver stopped."""
 
     status: Status
+    # setting of each group, or of each launch; empty when infeasible. Shape (G,) or (n,)
     choice: Ints
-    time_s: float
+    time_s: float  # of the choice, changes of setting included; ``inf`` when infeasible
     energy_j: float
+    # no choice that keeps the rules costs less; ``inf`` when it is proven that there is none,
+    # finite when merely none was found
     bound_j: float
-    switches: int = 0
+    switches: int = 0  # changes of setting in a round, the wrap included
 
     @property
     def gap(self) -> float | None:

@@ -22,15 +22,10 @@ _ROUNDING = 1e-14  # of the magnitudes summed: what rounding may add to a bound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeCurve:
-    """What an activity costs by how long it takes: convex, and never dearer when slower.
+    """What an activity costs by how long it takes: convex, and never dearer when slower."""
 
-    Attributes:
-        time_s: Ascending. Shape (P,).
-        cost_j: Descending; may be negative. Shape (P,).
-    """
-
-    time_s: Floats
-    cost_j: Floats
+    time_s: Floats  # ascending, (P,)
+    cost_j: Floats  # descending; may be negative, (P,)
 
     @property
     def slope_w(self) -> Floats:
@@ -41,25 +36,15 @@ class TradeCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class TradeoffProblem:
-    """Activities that wait for one another, and what each costs by how long it takes.
+    """Activities that wait for one another, and what each costs by how long it takes."""
 
-    Attributes:
-        waits_of: Activity that waits. Shape (E,).
-        waits_on: Activity that it waits for. Shape (E,).
-        lag_s: From the end of that to the beginning of this. Shape (E,).
-        fixed_s: Duration of an activity without a curve, else 0. Shape (A,).
-        curve: Which curve an activity has; -1 for none. Shape (A,).
-        curves: That activities share.
-        weight: An activity costs this many times its curve. Shape (A,).
-    """
-
-    waits_of: Ints
-    waits_on: Ints
-    lag_s: Floats
-    fixed_s: Floats
-    curve: Ints
-    curves: tuple[TradeCurve, ...]
-    weight: Floats
+    waits_of: Ints  # activity that waits, (E,)
+    waits_on: Ints  # activity that it waits for, (E,)
+    lag_s: Floats  # from the end of that to the beginning of this, (E,)
+    fixed_s: Floats  # duration of an activity without a curve, else 0, (A,)
+    curve: Ints  # which curve an activity has; -1 for none, (A,)
+    curves: tuple[TradeCurve, ...]  # that activities share
+    weight: Floats  # an activity costs this many times its curve, (A,)
 
     @cached_property
     def forwards(self) -> "Sweep":
@@ -184,14 +169,11 @@ class TradeoffProblem:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Activities in an order in which each comes after all those that it looks at.
+    """Activities in an order in which each comes after all those that it looks at."""
 
-    Attributes:
-        steps: Activities that can be done at once; the links by which they look at earlier ones,
-            sorted by activity; and where each activity's links begin. The first step has no links;
-            in later steps every activity has one.
-    """
-
+    # activities that can be done at once; the links by which they look at earlier ones, sorted by
+    # activity; and where each activity's links begin. The first step has no links; in later steps
+    # every activity has one
     steps: tuple[tuple[Ints, Ints, Ints], ...]
 
     @classmethod

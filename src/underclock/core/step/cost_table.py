@@ -33,18 +33,12 @@ _CLOSES = 0.05  # of the step's energy, by which kernels alone do not add up to 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmeasured:
-    """Time and power at auto imputed for kernels that never ran by themselves.
+    """Time and power at auto imputed for kernels that never ran by themselves."""
 
-    Attributes:
-        places: Which kernels they are. Shape (U,).
-        power_w: As expected. Shape (U,).
-        spread: Standard deviation of its logarithm. Shape (U,).
-    """
-
-    places: Ints
+    places: Ints  # which kernels they are, (U,)
     time_s: Floats
-    power_w: Floats
-    spread: Floats
+    power_w: Floats  # as expected, (U,)
+    spread: Floats  # standard deviation of its logarithm, (U,)
     warnings: tuple[str, ...] = ()
 
     def without(self, reached: Ints) -> "Unmeasured":
@@ -151,13 +145,10 @@ class Heat:
     """How temperature follows the step's mean power, once it is steady, and power temperature.
 
     A step that draws less runs cooler, and so draws less again: leakage follows temperature.
-
-    Attributes:
-        w_per_c: Rise of power with temperature, at each setting. Shape (S,).
     """
 
     c_per_w: float
-    w_per_c: Floats
+    w_per_c: Floats  # rise of power with temperature, at each setting, (S,)
 
     def extra_w(self, mean_w: Values, auto_w: float, w_per_c: Values) -> Values:
         """Return what a step draws more, for being at another temperature than at auto.
@@ -172,34 +163,28 @@ class Heat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """What every kernel costs per step at every setting.
-
-    Attributes:
-        settings: Length S, slowest first; auto counts as fastest.
-        time_s: Time per step of all invocations of a kernel for which the step waits, ``inf`` where
-            not measured. Shape (K, S).
-        energy_j: Energy per step of all invocations, ``inf`` where not measured. Shape (K, S).
-        closure: What kernels say of the step, against the step as it ran; ``None`` where it was
-            not run whole.
-        power_cap: What holds the step's power, where costs are those of the step as it runs: then
-            all settings but the baseline are locked clocks, cap apart, and the baseline is the
-            whole step at auto. ``None`` where costs are sums of kernels alone.
-        heat: What another temperature makes of the step's power; ``None`` where nothing is known.
-        beside_j: Energy above idle of each kernel's overlapped launches, the same at every setting.
-            Shape (K,); ``None`` where none is overlapped.
-        left: Kernels without a known response to clocks: with clocks of their own they stay at
-            auto. Shape (K,); ``None`` where there are none.
-    """
+    """What every kernel costs per step at every setting."""
 
     kernels: tuple[Kernel, ...]
-    settings: tuple[Clocks, ...]
+    settings: tuple[Clocks, ...]  # length S, slowest first; auto counts as fastest
+    # Time per step of all invocations of a kernel for which the step waits, (K, S); ``inf`` where
+    # not measured.
     time_s: Floats
-    energy_j: Floats
+    energy_j: Floats  # energy per step of all invocations, ``inf`` where not measured, (K, S)
     baseline: int
+    # what kernels say of the step, against the step as it ran; ``None`` where it was not run whole
     closure: Closure | None = None
+    # what holds the step's power, where costs are those of the step as it runs: then all settings
+    # but the baseline are locked clocks, cap apart, and the baseline is the whole step at auto.
+    # ``None`` where costs are sums of kernels alone
     power_cap: PowerCap | None = None
+    # what another temperature makes of the step's power; ``None`` where nothing is known
     heat: Heat | None = None
+    # energy above idle of each kernel's overlapped launches, the same at every setting. Shape (K,);
+    # ``None`` where none is overlapped
     beside_j: Floats | None = None
+    # kernels without a known response to clocks: with clocks of their own they stay at auto. Shape
+    # (K,); ``None`` where there are none
     left: Bools | None = None
     warnings: tuple[str, ...] = ()
 

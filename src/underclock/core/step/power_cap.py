@@ -68,34 +68,23 @@ def is_power_capped(samples: Sequence[Window], limit_w: float) -> Bools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerCap:
-    """What a step's power is held below, and the order in which it is averaged.
+    """What a step's power is held below, and the order in which it is averaged."""
 
-    Attributes:
-        limit_w: Mean power at which the loop settles.
-        boost: The setting that stands for auto before the cap: the highest core clock, and the
-            memory clock that the driver chooses.
-        fading: How the past fades in the mean.
-    """
-
-    limit_w: float
+    limit_w: float  # mean power at which the loop settles
     order: Ints
+    # the setting that stands for auto before the cap: the highest core clock, and the memory clock
+    # that the driver chooses
     boost: int
-    fading: Fading = SIMULATED
+    fading: Fading = SIMULATED  # how the past fades in the mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCosts:
-    """What one launch of every kernel costs at every locked setting, cap apart.
+    """What one launch of every kernel costs at every locked setting, cap apart."""
 
-    Attributes:
-        settings: Locked core clocks; memory may be auto. Length S.
-        time_s: ``inf`` where unknown. Shape (K, S).
-        energy_j: ``inf`` in the same places. Shape (K, S).
-    """
-
-    settings: tuple[Clocks, ...]
-    time_s: Floats
-    energy_j: Floats
+    settings: tuple[Clocks, ...]  # locked core clocks; memory may be auto. Length S
+    time_s: Floats  # ``inf`` where unknown, (K, S)
+    energy_j: Floats  # ``inf`` in the same places, (K, S)
 
     def under_ceilings(self) -> Ints:
         """Return what each setting becomes below each core clock there is, ascending. (S, C)."""
@@ -116,17 +105,11 @@ class LaunchCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledStep:
-    """A step as it runs under its cap.
+    """A step as it runs under its cap."""
 
-    Attributes:
-        time_s: Of each launch. Shape (n,).
-        energy_j: Of each launch. Shape (n,).
-        core_mhz: Of each launch. Shape (n,).
-    """
-
-    time_s: Floats
-    energy_j: Floats
-    core_mhz: Floats
+    time_s: Floats  # of each launch, (n,)
+    energy_j: Floats  # of each launch, (n,)
+    core_mhz: Floats  # of each launch, (n,)
 
 
 def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
@@ -273,17 +256,11 @@ def _lowered(kernels: Ints, costs: LaunchCosts, choice: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Between which ceilings each launch settles, on boards side by side.
+    """Between which ceilings each launch settles, on boards side by side."""
 
-    Attributes:
-        highest: The highest ceiling that keeps the limit. Shape (n, 1, ...).
-        following: The next. Shape (n, 1, ...).
-        share: How far on to that. Shape (n, 1, ...).
-    """
-
-    highest: Ints
-    following: Ints
-    share: Floats
+    highest: Ints  # the highest ceiling that keeps the limit, (n, 1, ...)
+    following: Ints  # the next, (n, 1, ...)
+    share: Floats  # how far on to that, (n, 1, ...)
 
     @classmethod
     def of(cls, power_w: Floats, limit_w: float | Floats) -> "Between":

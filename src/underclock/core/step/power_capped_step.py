@@ -396,17 +396,11 @@ def nearest_settings(table: CostTable, settled: SettledStep, boost: int) -> Ints
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Costs of groups of kernels.
+    """Costs of groups of kernels."""
 
-    Attributes:
-        member: Group of each kernel. Shape (K,).
-        time_s: Sum over the group; ``inf`` unless every member was measured. Shape (G, S).
-        energy_j: Sum over the group; ``inf`` unless every member was measured. Shape (G, S).
-    """
-
-    member: Ints
-    time_s: Floats
-    energy_j: Floats
+    member: Ints  # group of each kernel, (K,)
+    time_s: Floats  # sum over the group; ``inf`` unless every member was measured, (G, S)
+    energy_j: Floats  # sum over the group; ``inf`` unless every member was measured, (G, S)
 
     def spread(self, choice: tuple[int, ...] | Ints) -> Ints:
         """Turn a setting per group into a setting per kernel. Shape (K,)."""

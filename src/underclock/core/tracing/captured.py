@@ -43,18 +43,13 @@ _TOLD = 0.1  # of the step; less than that lies between launches of any step
 
 @dataclass(frozen=True, slots=True)
 class PlainRun:
-    """What the GPU did in a run of the step as it is written.
+    """What the GPU did in a run of the step as it is written."""
 
-    Attributes:
-        seen: In the order in which it was asked to; collectives with the share that is waited for.
-        waits: For another stream, as far as the profile lists them.
-        step_s: Duration of an unprofiled run, in s; ``None`` if unknown.
-        lost: What is to be said of launches that were not seen; ``None`` where all were.
-    """
-
+    # in the order in which it was asked to; collectives with the share that is waited for
     seen: tuple[TracedActivity, ...]
-    waits: tuple[Wait, ...] = ()
-    step_s: float | None = None
+    waits: tuple[Wait, ...] = ()  # for another stream, as far as the profile lists them
+    step_s: float | None = None  # duration of an unprofiled run, in s; ``None`` if unknown
+    # what is to be said of launches that were not seen; ``None`` where all were
     lost: str | None = None
 
     @classmethod

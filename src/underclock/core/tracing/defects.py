@@ -32,25 +32,17 @@ _OTHER_GPU = 0.01  # of the kernels' time: less on another GPU is a stray call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoundTrace:
-    """A trace less what cannot be.
+    """A trace less what cannot be."""
 
-    Attributes:
-        events: Complete events, of the GPU those that ran on one device and have a call.
-        lost: Calls that asked for a kernel without a time.
-        endless: Correlation ids of work that ends a pass at no known time, where it is its last.
-        beginless: Likewise of work that begins one, where it is its first.
-        device: The GPU's number; ``None`` without one.
-        backlog_ends_us: When the last work ended whose call is not in the trace.
-        notes: What a reader must know.
-    """
-
-    events: list[_Event]
-    notes: tuple[str, ...]
-    lost: tuple[_Event, ...] = ()
+    events: list[_Event]  # complete events, of the GPU those that ran on one device and have a call
+    notes: tuple[str, ...]  # what a reader must know
+    lost: tuple[_Event, ...] = ()  # calls that asked for a kernel without a time
+    # correlation ids of work that ends a pass at no known time, where it is its last
     endless: frozenset[int] = frozenset()
+    # likewise of work that begins one, where it is its first
     beginless: frozenset[int] = frozenset()
-    device: int | None = None
-    backlog_ends_us: float = 0.0
+    device: int | None = None  # the GPU's number; ``None`` without one
+    backlog_ends_us: float = 0.0  # when the last work ended whose call is not in the trace
 
 
 def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:

@@ -68,22 +68,16 @@ class HostRange:
 
 @dataclass(slots=True)
 class HostTimeline:
-    """What was open on the host at each launching call.
+    """What was open on the host at each launching call."""
 
-    Attributes:
-        chains: Ranges around each call, outermost first, by correlation id.
-        called_us: When each call began.
-        backward_ends_us: Last moment of autograd's work.
-        modules: Modules around the forward operator of each autograd sequence number.
-        differentiated: Modules around the operator that was differentiated last.
-    """
-
+    # ranges around each call, outermost first, by correlation id
     chains: dict[int, tuple[HostRange, ...]] = field(default_factory=dict)
-    called_us: dict[int, float] = field(default_factory=dict)
-    backward_ends_us: float = -math.inf
+    called_us: dict[int, float] = field(default_factory=dict)  # when each call began
+    backward_ends_us: float = -math.inf  # last moment of autograd's work
     optimizer_ends_us: float = -math.inf
+    # modules around the forward operator of each autograd sequence number
     modules: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    differentiated: tuple[str, ...] = ()
+    differentiated: tuple[str, ...] = ()  # modules around the operator that was differentiated last
 
 
 def complete_events(trace: Mapping[str, Any], name: str = "") -> list[Mapping[str, Any]]:

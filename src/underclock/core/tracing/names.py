@@ -282,21 +282,13 @@ def flops_of(operator: str, shapes: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Launches that are one kernel, or one whose size is another in another run.
+    """Launches that are one kernel, or one whose size is another in another run."""
 
-    Attributes:
-        members: Which, in launch order.
-        sizes: Of each the number that differs, the least where it differs in several.
-        median: The launch of median size; of two the smaller.
-        median_size: Its size.
-        shapes: Of it, with the range of every number that differs.
-    """
-
-    members: tuple[int, ...]
-    sizes: tuple[int, ...]
-    median: int
-    median_size: int
-    shapes: str
+    members: tuple[int, ...]  # which, in launch order
+    sizes: tuple[int, ...]  # of each the number that differs, the least where it differs in several
+    median: int  # the launch of median size; of two the smaller
+    median_size: int  # its size
+    shapes: str  # of it, with the range of every number that differs
 
 
 def pools(
@@ -364,17 +356,11 @@ def _each(shapes: str) -> str:
 
 @dataclass(slots=True)
 class _Growing:
-    """A pool to which launches are being added.
+    """A pool to which launches are being added."""
 
-    Attributes:
-        members: Which launches.
-        numbers: In the shapes of each.
-        places: Which of these differ; none while there is one size only.
-    """
-
-    members: list[int]
-    numbers: list[_Numbers]
-    places: tuple[int, ...] = ()
+    members: list[int]  # which launches
+    numbers: list[_Numbers]  # in the shapes of each
+    places: tuple[int, ...] = ()  # which of these differ; none while there is one size only
 
     def takes(self, member: int, numbers: _Numbers, known: frozenset[int]) -> bool:
         """Add a launch if it belongs here; return whether it does."""

@@ -44,37 +44,27 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Activity(Timed):
-    """Something that a GPU did, or without one the host.
-
-    Attributes:
-        lost: Whether the profiler lost when it ran; then its times are when it was asked for.
-        known: Whether nothing unknown ran before it, and after it.
-    """
+    """Something that a GPU did, or without one the host."""
 
     pass_: Pass
     stream: int
+    # whether the profiler lost when it ran; then its times are when it was asked for
     lost: bool = False
-    known: tuple[bool, bool] = (True, True)
+    known: tuple[bool, bool] = (True, True)  # whether nothing unknown ran before it, and after it
 
 
 @dataclass(frozen=True, slots=True)
 class PassRun(Timed):
-    """What a rank did of one instruction.
-
-    Attributes:
-        stage: As its range says; ``None`` where that says none.
-        work: Merged spans in which the rank was busy with it, in s.
-        late: Spans between these in which its GPU had nothing to do because the host, which a
-            profiler slows, had not asked yet.
-        whole: Whether the profiler saw when it began and ended.
-    """
+    """What a rank did of one instruction."""
 
     kind: InstructionKind
     microbatch: int | None = None
-    stage: int | None = None
-    work: tuple[_Span, ...] = ()
+    stage: int | None = None  # as its range says; ``None`` where that says none
+    work: tuple[_Span, ...] = ()  # merged spans in which the rank was busy with it, in s
+    # spans between these in which its GPU had nothing to do because the host, which a profiler
+    # slows, had not asked yet
     late: tuple[_Span, ...] = ()
-    whole: bool = True
+    whole: bool = True  # whether the profiler saw when it began and ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +77,13 @@ class Message(Timed):
 
 @dataclass(frozen=True, slots=True)
 class Gathering(Timed):
-    """A collective as one rank saw it, or a copy that overlaps its passes.
+    """A collective as one rank saw it, or a copy that overlaps its passes."""
 
-    Attributes:
-        group: Whose collective; empty where the trace does not name it. Of copies their stream.
-        until_s: When the first work that waits for it began; infinite where none does, ``None``
-            where that is unknown.
-        meets: Whether it is a collective.
-    """
-
-    group: str
+    group: str  # whose collective; empty where the trace does not name it. Of copies their stream
+    # when the first work that waits for it began; infinite where none does, ``None`` where that is
+    # unknown
     until_s: float | None = None
-    meets: bool = True
+    meets: bool = True  # whether it is a collective
 
 
 def homes_of(work: Sequence[Activity], main: int) -> dict[Pass, int]:

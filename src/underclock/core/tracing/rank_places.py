@@ -20,67 +20,44 @@ _SHARED = ("data", "tensor", "sequence")
 
 
 class Overlap(NamedTuple):
-    """A collective or a copy that overlaps pieces.
+    """A collective or a copy that overlaps pieces."""
 
-    Attributes:
-        begins_s: When it began here.
-        ends_s: When it ended here.
-        until_s: When what waits for it began; infinite where nothing does.
-        stream: That it runs in.
-        meets: Whether it is a collective.
-        meeting: Its number.
-    """
-
-    begins_s: float
-    ends_s: float
-    until_s: float
-    stream: int
-    meets: bool
-    meeting: int = -1
+    begins_s: float  # when it began here
+    ends_s: float  # when it ended here
+    until_s: float  # when what waits for it began; infinite where nothing does
+    stream: int  # that it runs in
+    meets: bool  # whether it is a collective
+    meeting: int = -1  # its number
 
 
 class LaidItem(NamedTuple):
-    """One of a rank's instructions: a part of a piece, a meeting after it, or an overlap.
+    """One of a rank's instructions: a part of a piece, a meeting after it, or an overlap."""
 
-    Attributes:
-        at: Which piece.
-        share: Of it, where it is a part of it.
-        done: How much of the piece was done before that part.
-        meeting: Number of the meeting after the piece, else ``None``.
-        overlap: Work of a further stream; ``None`` for the first stream.
-    """
-
-    at: int
-    share: float = 1.0
-    done: float = 0.0
-    meeting: int | None = None
-    overlap: Overlap | None = None
+    at: int  # which piece
+    share: float = 1.0  # of it, where it is a part of it
+    done: float = 0.0  # how much of the piece was done before that part
+    meeting: int | None = None  # number of the meeting after the piece, else ``None``
+    overlap: Overlap | None = None  # work of a further stream; ``None`` for the first stream
 
 
 @dataclass(eq=False)
 class PlacedRank:
-    """One rank's step, with its place in the job.
+    """One rank's step, with its place in the job."""
 
-    Attributes:
-        index: Among the job's ranks.
-        pipeline: Number of the one that it is in.
-        stage: Its place there.
-        tasks: Of each piece; ``None`` for what belongs to no microbatch.
-        time_s: Of each piece, without what it waited inside.
-        after: Meetings that follow each piece; -1 is before the first.
-        overlaps: Work that began during or after each piece and is waited for later.
-        waited: When each piece waited for those; once settled, for its host too.
-    """
-
-    index: int
+    index: int  # among the job's ranks
     trace: RankTrace
     step: RankIteration
-    pipeline: int = 0
-    stage: int = 0
+    pipeline: int = 0  # number of the one that it is in
+    stage: int = 0  # its place there
+    # of each piece; ``None`` for what belongs to no microbatch
     tasks: list[Task | None] = field(default_factory=list)
+    # of each piece, without what it waited inside
     time_s: list[float] = field(default_factory=list)
+    # meetings that follow each piece; -1 is before the first
     after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    # work that began during or after each piece and is waited for later
     overlaps: dict[int, list[Overlap]] = field(default_factory=lambda: defaultdict(list))
+    # when each piece waited for those; once settled, for its host too
     waited: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _gone_s: dict[int, list[float]] = field(default_factory=dict)
 

@@ -97,40 +97,27 @@ class RankIteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankHead:
-    """Whose a trace is.
+    """Whose a trace is."""
 
-    Attributes:
-        name: Of the trace, for errors.
-        rank: Its number; ``None`` where it says none.
-        world: How many ranks there are, as it says; ``None`` where it does not.
-        identity: What all ranks of one job have in common, by name.
-    """
-
-    name: str
-    rank: int | None
-    world: int | None
-    identity: Mapping[str, str]
+    name: str  # of the trace, for errors
+    rank: int | None  # its number; ``None`` where it says none
+    world: int | None  # how many ranks there are, as it says; ``None`` where it does not
+    identity: Mapping[str, str]  # what all ranks of one job have in common, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace(RankHead):
-    """What one rank left.
+    """What one rank left."""
 
-    Attributes:
-        groups: Ranks of its process groups, by the index that they share out: stage, data, tensor
-            or sequence; all ranks under the empty name.
-        gpu: What it ran on; empty without a GPU.
-        steps: In order; `WHOLE` is the number of a whole trace.
-        period_s: The longest that the main stream takes from one step's begin to the next one's;
-            ``None`` of a single step.
-        notes: What a reader must know.
-    """
-
+    # ranks of its process groups, by the index that they share out: stage, data, tensor or
+    # sequence; all ranks under the empty name
     groups: Mapping[str, tuple[int, ...]]
-    gpu: str
-    steps: tuple[RankIteration, ...]
+    gpu: str  # what it ran on; empty without a GPU
+    steps: tuple[RankIteration, ...]  # in order; `WHOLE` is the number of a whole trace
+    # the longest that the main stream takes from one step's begin to the next one's; ``None`` of a
+    # single step
     period_s: float | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what a reader must know
 
 
 def rank_head(trace: Mapping[str, Any], name: str) -> RankHead:

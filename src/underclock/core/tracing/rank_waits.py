@@ -164,18 +164,13 @@ def _within_s(span: tuple[float, float], some: Sequence[tuple[float, float]]) ->
 
 @dataclass(kw_only=True)
 class Transfers:
-    """What a step's transfers took, and what waited for them.
+    """What a step's transfers took, and what waited for them."""
 
-    Attributes:
-        least_s: Over each boundary.
-        waits: Which place waits for which other because of a transfer over which boundary.
-        unpaired: How many transfers carry no result that a pass waits for.
-        common: Whether ranks have one clock, by their messages: none ended before it began.
-    """
-
-    least_s: dict[Boundary, float] = field(default_factory=dict)
+    least_s: dict[Boundary, float] = field(default_factory=dict)  # over each boundary
+    # which place waits for which other because of a transfer over which boundary
     waits: list[tuple[Place, Place, Boundary]] = field(default_factory=list)
-    unpaired: int = 0
+    unpaired: int = 0  # how many transfers carry no result that a pass waits for
+    # whether ranks have one clock, by their messages: none ended before it began
     common: bool = False
 
 

@@ -26,15 +26,10 @@ _Key = tuple[Pass, str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Launches in a row by one operator on the same shapes: of one call of it, or of several.
+    """Launches in a row by one operator on the same shapes: of one call of it, or of several."""
 
-    Attributes:
-        key: What was asked for.
-        kernels: Of each launch.
-    """
-
-    key: _Key
-    kernels: tuple[Kernel, ...]
+    key: _Key  # what was asked for
+    kernels: tuple[Kernel, ...]  # of each launch
 
     @property
     def identities(self) -> tuple[str, ...]:
@@ -54,14 +49,10 @@ class _Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recaptured:
-    """A step as it is captured now.
-
-    Attributes:
-        changes: What runs otherwise, in words; none where all is as it was.
-    """
+    """A step as it is captured now."""
 
     step: Step
-    changes: tuple[str, ...]
+    changes: tuple[str, ...]  # what runs otherwise, in words; none where all is as it was
 
 
 def difference(traced: Step, captured: Step) -> str | None:

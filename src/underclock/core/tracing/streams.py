@@ -37,19 +37,12 @@ _LEAST_COPY_S = 1e-4  # shorter ones cut a pass for nothing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """What waits for what.
+    """What waits for what."""
 
-    Attributes:
-        duration_s: Of each launch. Shape (n,).
-        waits: For each launch those that must have ended.
-        lag_s: How long after the last of these it began. Shape (n,).
-        order: Launches, each after all that it waits for.
-    """
-
-    duration_s: Floats
-    waits: tuple[tuple[int, ...], ...]
-    lag_s: Floats
-    order: tuple[int, ...]
+    duration_s: Floats  # of each launch, (n,)
+    waits: tuple[tuple[int, ...], ...]  # for each launch those that must have ended
+    lag_s: Floats  # how long after the last of these it began, (n,)
+    order: tuple[int, ...]  # launches, each after all that it waits for
 
     def ends_s(self) -> Floats:
         """Return when launches end. Shape (n,)."""
