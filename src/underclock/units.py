@@ -117,6 +117,11 @@ def format_percent(fraction: float, *, digits: int = 2) -> str:
     return f"{round(100.0 * fraction, digits) + 0.0:+.{digits}f} %"  # + 0.0: no "-0.00"
 
 
+def plain_percent(fraction: float) -> str:
+    """Write a fraction in percent without sign, unit or needless digits."""
+    return f"{round(100.0 * fraction, 4) + 0.0:g}"
+
+
 def format_duration(seconds: float) -> str:
     """Write a duration in the largest unit that keeps it above one: ``2.3 d``, ``41 µs``."""
     units = ("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)

@@ -29,11 +29,10 @@ from underclock.records import (
     Verdict,
     Window,
 )
-from underclock.report import page, plan_tables
-from underclock.report.answer import headline
+from underclock.records.answers import is_unsure
+from underclock.report import page, plan_parts
 from underclock.report.wording import changes_text
 
-_CHANGES = re.compile(r"([-+]\d+\.\d\d) % energy at ([-+]\d+\.\d\d) % time")
 _CLOCKS = tuple(Clocks(core_mhz=core, mem_mhz=None) for core in (1050, 1470, 1890))
 
 
@@ -71,7 +70,9 @@ latencies = st.sampled_from(("known", "free", "1ms", "20ms"))
 
 def said(made: Plan) -> str:
     """Return all that a terminal shows of a plan."""
-    return " ".join("".join(printed(part, width=200) for part in plan_tables(made)).split())
+    return " ".join(
+        "".join(printed(part, width=400) for part in plan_parts(made, "p", details=True)).split()
+    )
 
 
 def check_outlets(made: Plan) -> None:
@@ -89,14 +90,17 @@ def check_outlets(made: Plan) -> None:
         page(made, None),
     )
     assert str(promise) == text
-    line = repr(made).replace("bound, ", "")
-    assert f"{made.chosen} {text}" in line
-    assert f"{made.chosen} (the plan)</th><td>{text}" in made._repr_html_().replace("bound, ", "")
-    first = _CHANGES.search(headline(made))
-    nothing = headline(made).startswith("No saving to promise")
-    assert nothing == (made.sets_nothing or text == "+0.00 % energy at +0.00 % time")
-    assert nothing or (first is not None and first.group(0) == text)
-    assert shown.startswith(headline(made)[:30])
+    for words in (repr(made), made._repr_html_(), shown):
+        assert all(line in words for line in made.answer[:2])
+    nothing = made.answer[0].startswith("No saving")
+    assert nothing == (
+        made.sets_nothing or text == "+0.00 % energy at +0.00 % time" or is_unsure(made)
+    )
+    first = re.match(r"(Saves|Takes) (?:at most )?(\d+\.\d+) % of energy", made.answer[0])
+    assert nothing or first is not None
+    if first:
+        saved = float(first[2]) * (1.0 if first[1] == "Saves" else -1.0)
+        assert saved == pytest.approx(-100.0 * promise.energy_change, abs=0.0501)
 
     strict = re.search(r"At 0 % slower ([-+]\d+\.\d\d) % energy", shown)
     assert strict is None or float(strict[1]) >= 100.0 * promise.energy_change - 0.006
@@ -106,9 +110,10 @@ def check_outlets(made: Plan) -> None:
     assert is_bound == (
         made.schedule is None and len({c.clocks for c in made.kernels.values()}) > 1
     )
-    for words in (repr(made), made._repr_html_(), shown, html):
+    for words in (shown, html):
         assert ("bound" in words) >= (made.bound is not None)
-    assert ("a bound" in headline(made)) == (is_bound and not nothing)
+    assert ("at most" in made.answer[0]) == (is_bound and not nothing)
+    assert ("at once, which no GPU can" in made.answer[1]) == (is_bound and not nothing)
 
     # What is held, kernel by kernel: in JSON, in pandas, on the page and in the terminal.
     rows = made.to_pandas().rows

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from underclock.app.options import folder_option, force_option, json_option
+from underclock.app.options import details_option, folder_option, force_option, json_option
 from underclock.app.output import make_folder, print_json, print_table, progress_bar
-from underclock.app.validate import validation_parts
 from underclock.errors import UnderclockError
 
 if TYPE_CHECKING:
@@ -23,24 +22,40 @@ _FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.htm
 
 @click.command(name="demo")
 @folder_option("Where the files go.", default=Path("underclock-demo"))
+@details_option
 @json_option
 @force_option
-def command(*, output: Path, as_json: bool, force: bool) -> None:
+def command(*, output: Path, details: bool, as_json: bool, force: bool) -> None:
     """Plan GPT-3 XL's training step on a simulated RTX 3080 Ti, and write a page about it.
 
-    After Ctrl-C, the same command goes on where it stopped.
+    After Ctrl-C, the same command goes on where it stopped; later it shows the same answer again.
 
     Example: underclock demo -o underclock-demo
     """
-    from underclock.report import plan_tables
+    from underclock.report import plan_parts
 
-    with progress_bar("demo") as show:
-        made, validation = run_demo(output, force=force, progress=show)
-    page = output / _FILES[-1]
+    done = None if force else _done(output)
+    if done is None:
+        with progress_bar("demo") as show:
+            done = run_demo(output, force=force, progress=show)
+    (made, validation), page = done, output / _FILES[-1]
     if as_json:
         print_json({"plan": made, "validation": validation, "report": str(page)})
         return
-    print_table(*plan_tables(made), *validation_parts(validation), f"page: {page}")
+    answer = plan_parts(made, f"{output / _FILES[2]}", details=details, validation=validation)
+    print_table(*answer, f"Page: {page}{'' if details else '; more here: --details'}")
+
+
+def _done(folder: Path) -> "tuple[Plan, Validation] | None":
+    """Return what a whole demo found earlier in a folder; ``None`` where it did not end."""
+    from underclock import Plan, Step, Validation, trace
+    from underclock.store import read_document
+
+    step, _, plan, validation, page = (folder / name for name in _FILES)
+    with suppress(UnderclockError):
+        if page.exists() and read_document(step, Step) == trace("gpt3-xl"):
+            return read_document(plan, Plan), read_document(validation, Validation)
+    return None
 
 
 def run_demo(

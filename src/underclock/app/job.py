@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from underclock.app.options import DURATION, WATTS, delivered
+from underclock.app.options import DURATION, WATTS, Command, delivered, more_option
 from underclock.app.output import Delivery
 from underclock.errors import UsageError
 from underclock.units import parse_duration
@@ -74,7 +74,7 @@ def _cost_options(command: _Command) -> _Command:
     return command
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--stages", type=int, required=True, help="Ranks of one pipeline.")
 @click.option(
     "--microbatches", type=int, required=True, help="That a pipeline takes in an iteration."
@@ -86,17 +86,17 @@ def _cost_options(command: _Command) -> _Command:
     metavar="W",
     help="What a rank draws while it waits. [default: a fifth of its stage's greatest]",
 )
-@click.option("--chunks", type=int, default=1, help="Pieces of the model on each rank.")
-@click.option("--data", type=int, default=1, help="Pipelines that train together.")
-@click.option("--tensor", type=int, default=1, help="Ranks that share each stage.")
-@click.option(
+@more_option("--chunks", type=int, default=1, help="Pieces of the model on each rank.")
+@more_option("--data", type=int, default=1, help="Pipelines that train together.")
+@more_option("--tensor", type=int, default=1, help="Ranks that share each stage.")
+@more_option(
     "--transfer",
     default="",
     metavar="TIMES",
     help="What a microbatch takes from stage to stage: 5ms, or one time per boundary.",
 )
-@click.option("--all-reduce", type=DURATION, default="0s", help="Summing gradients takes.")
-@click.option("--gpu-name", help="What the profile was measured on.")
+@more_option("--all-reduce", type=DURATION, default="0s", help="Summing gradients takes.")
+@more_option("--gpu-name", help="What the profile was measured on.")
 @delivered("job")
 @click.pass_context
 def _scheduled(
@@ -127,17 +127,15 @@ def _scheduled(
     to.give(job, lambda: job_tables(job))
 
 
-@command.command(name="traced")
+@command.command(name="traced", cls=Command)
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--workload", metavar="NAME", help="What is trained. [default: by the traces]")
 @_cost_options
 @click.option("--blocked-power", type=WATTS, metavar="W", help="What a rank draws while it waits.")
-@click.option("--gpu-name", help="What the ranks ran on. [default: as the traces say]")
+@more_option("--gpu-name", help="What the ranks ran on. [default: as the traces say]")
 @delivered("job")
 def _traced(
     traces: tuple[Path, ...],
     *,
-    workload: str | None,
     profile: Path | None,
     samples: tuple[Path, ...],
     latency: str | None,
@@ -164,7 +162,7 @@ def _traced(
     costed = bool(samples) or profile is not None
     # The power of waiting comes with the costs.
     waiting_w = 0.0 if costed else blocked_power
-    job = job_of_traces(traces, workload=workload, waiting_w=waiting_w, gpu_name=gpu_name)
+    job = job_of_traces(traces, waiting_w=waiting_w, gpu_name=gpu_name)
     if costed:
         job = with_costs(job, profile, samples, latency, blocked_w=blocked_power)
     to.give(job, lambda: job_tables(job))

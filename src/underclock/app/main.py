@@ -51,8 +51,12 @@ GONE_OPTIONS: Final[dict[str, str]] = {
     "underclock plan --power-limit": "set the limit with `nvidia-smi -pl`, then measure and plan",
     "underclock plan --raw": "`underclock.plan(..., raw=True)` in Python takes samples for the "
     "truth",
+    "underclock plan --aggregate": '`underclock.Goal(aggregate="local")` in Python lets each '
+    "kernel keep the budget",
     "underclock run --node-power": "ranks keep the power limits they have; nvidia-smi -pl sets any",
     "underclock tune --arms": "tune ends with the `underclock run --arms auto,plan` that compares",
+    "underclock transfer --own": "those samples go beside the plan that -o names",
+    "underclock validate --tolerance": "`underclock.validate(..., tolerance=0.001)` in Python",
     "underclock --install-completion": (
         'eval "$(_UNDERCLOCK_COMPLETE=bash_source underclock)" lets a shell complete; zsh_source '
         "and fish_source too"

@@ -13,9 +13,11 @@ from underclock.app.options import (
     FRACTION,
     MHZ_LIST,
     PACE,
+    Command,
     file_argument,
     gpu_option,
     json_option,
+    more_option,
     output_option,
     own_file,
     source_option,
@@ -38,7 +40,7 @@ _NONE_ALONE = (
 )
 
 
-class _KeepsWords(click.Command):
+class _KeepsWords(Command):
     """A command that keeps what was written after its name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -51,7 +53,7 @@ class _KeepsWords(click.Command):
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @gpu_option
 @output_option("samples", required=True, stdout=False)
-@click.option(
+@more_option(
     "--grid",
     type=click.Choice(["adaptive", "coarse", "full", "steer"]),
     help="steer: by co-load, without root. [default: adaptive, steered where clocks may not be "
@@ -75,25 +77,23 @@ class _KeepsWords(click.Command):
     type=DURATION,
     help="Adaptive: or until this GPU time is spent: 20min. [default: 10min where steered]",
 )
-@click.option("--max-samples", type=int, help="Adaptive: or until this many samples are taken.")
-@click.option(
-    "--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210."
-)
-@click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these: 810,auto.")
+@more_option("--max-samples", type=int, help="Adaptive: or until this many samples are taken.")
+@more_option("--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210.")
+@more_option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these: 810,auto.")
 @click.option(
     "--near",
     type=click.Path(path_type=Path),
     metavar="PLAN",
     help="Only auto and the clocks near this plan's, which was made on another GPU of the model.",
 )
-@click.option(
+@more_option(
     "--window",
     "pace",
     type=PACE,
     metavar="[WARM,]MEASURED",
     help="How long each kernel warms and is measured. [default: 0.5s,1s; of a grid 25s,5s]",
 )
-@click.option(
+@more_option(
     "--ray",
     is_flag=False,
     flag_value="",

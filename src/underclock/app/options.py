@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -26,7 +26,29 @@ seed_option = click.option("--seed", default=0, help="Of a simulated GPU's noise
 gpu_option = click.option(
     "--gpu", required=True, metavar="GPU", help="sim:rtx3080ti, replay:TABLE.csv or nvml:0."
 )
-source_option = click.option(
+details_option = click.option("--details", is_flag=True, help="Print what the answer rests on too.")
+
+
+class MoreOption(click.Option):
+    """An option that few need: help lists it after those that most people do."""
+
+
+class Command(click.Command):
+    """A command whose help has options of two kinds, those that few need last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write both kinds, each under its heading."""
+        shown = [(each, each.get_help_record(ctx)) for each in self.get_params(ctx)]
+        for heading, rare in (("Options", False), ("More options", True)):
+            rows = [row for each, row in shown if row and isinstance(each, MoreOption) == rare]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+more_option = partial(click.option, cls=MoreOption)
+
+source_option = more_option(
     "--source",
     default="",
     metavar="FILE.py:FUNCTION",
@@ -95,11 +117,17 @@ def delivered(noun: str = "", *, required: bool = False) -> Callable[[_F], _F]:
 
 
 def choice_option(
-    name: str, choices: type[StrEnum], help_text: str, *, default: str | None = None
+    name: str,
+    choices: type[StrEnum],
+    help_text: str,
+    *,
+    default: str | None = None,
+    cls: type[click.Option] = click.Option,
 ) -> Callable[[_F], _F]:
     """Return an option that takes the value of a member of a closed set."""
     return click.option(
         name,
+        cls=cls,
         type=click.Choice([each.value for each in choices]),
         default=default,
         show_default=default is not None,
@@ -185,6 +213,6 @@ MHZ_LIST = _Parsed("mhz", _parse_mhz_list)
 WATTS = _Parsed("watts", _parse_watts)
 PACE = _Parsed("duration", _parse_pace)
 
-baseline_option = click.option(
+baseline_option = more_option(
     "--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows."
 )

@@ -138,7 +138,7 @@ def make_folder(folder: Path) -> None:
 def samples_beside(output: Path | None) -> Path:
     """Return the default place of samples: next to a plan."""
     if output is None or output == STDOUT:
-        raise UsageError("the samples need a file", hint="name one: --own mine.samples.db")
+        raise UsageError("the samples need a file", hint="name the plan's with -o")
     return output.with_suffix(".samples.db")
 
 

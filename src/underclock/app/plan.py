@@ -10,13 +10,17 @@ from click.core import ParameterSource
 
 from underclock.app.options import (
     FRACTION,
+    Command,
+    MoreOption,
     baseline_option,
     choice_option,
     delivered,
+    details_option,
+    more_option,
 )
 from underclock.app.output import STDOUT, Delivery, confirmed, print_json, say, share_bar
 from underclock.errors import UsageError
-from underclock.records import Aggregate, Clocks, Granularity, Objective
+from underclock.records import Clocks, Granularity, Objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from underclock.records import Plan, SampleSet
 
 
-@click.command(name="plan")
+@click.command(name="plan", cls=Command)
 @click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
 @choice_option(
     "--objective",
@@ -38,12 +42,8 @@ if TYPE_CHECKING:
     multiple=True,
     help="Time budget of waste: 1% or 0.01; more than once for several. [default: 1%]",
 )
-@choice_option("--granularity", Granularity, "What gets clocks of its own.", default="kernel")
 @choice_option(
-    "--aggregate",
-    Aggregate,
-    "Who keeps the budget: all together, or each alone.",
-    default="global",
+    "--granularity", Granularity, "What gets its own clocks.", default="kernel", cls=MoreOption
 )
 @baseline_option
 @click.option(
@@ -54,8 +54,9 @@ if TYPE_CHECKING:
     help="What changing clocks takes: free, measured, a duration or a file; known: measured next "
     "to SAMPLES, or what is reported of GPUs like it. More than once for several.",
 )
-@click.option("--yes", is_flag=True, help="Take a table's columns for what they seem to be.")
-@click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
+@more_option("--yes", is_flag=True, help="Take a table's columns for what they seem to be.")
+@more_option("--max-switches", type=int, help="Most changes of clocks in a step.")
+@details_option
 @delivered("plan")
 def command(
     *,
@@ -63,6 +64,7 @@ def command(
     latency: tuple[str, ...],
     max_slowdown: tuple[float, ...],
     yes: bool,
+    details: bool,
     to: Delivery,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> None:
@@ -73,12 +75,12 @@ def command(
     SAMPLES may be a job of many GPUs too, from `underclock job`: every rank is then as slow as no
     other notices.
 
-    The answer is what this GPU can achieve at the latency of its clocks, as far as that is known;
-    free switching is a bound. Exit codes: 0 planned; 6 nothing keeps the time budget.
+    The answer counts what changing clocks takes, as far as that is known. Exit codes: 0 planned; 6
+    nothing keeps the time budget.
 
     Example: underclock plan samples.db -o plan.json
     """
-    from underclock.report import plan_tables
+    from underclock.report import plan_parts
     from underclock.store import kind_of, read_samples
 
     def read(file: Path) -> "SampleSet":
@@ -96,7 +98,7 @@ def command(
     sample_set = read(file)
     with share_bar("planning"):
         made = _planned(sample_set, file, budget, takes, **asked)
-    to.give(made, lambda: plan_tables(made))
+    to.give(made, lambda: plan_parts(made, f"{to.output or 'plan.json'}", details=details))
 
 
 def _planned(
@@ -138,7 +140,6 @@ def _plan_grid(
 ) -> None:
     """Plan every file for every budget and latency, each into a file of a folder."""
     from underclock.core.planning.best_choice import DEFAULT_SLOWDOWN
-    from underclock.report.answer import headline
     from underclock.store import check_output, write_document
 
     if to.output is None or to.output == STDOUT or to.output.is_file():
@@ -160,7 +161,7 @@ def _plan_grid(
         plans[path.name] = made = _planned(read(cell[0]), *cell, **asked)
         write_document(path, made, force=to.force)
         if not to.as_json:
-            say(f"{path.name}: {headline(made)}")
+            say(f"{path.name}: {' '.join(made.answer[:2])}")
     if to.as_json:
         print_json(plans)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from underclock.app.options import FRACTION, json_option
+from underclock.app.options import FRACTION, Command, json_option, more_option
 from underclock.app.output import INCONCLUSIVE, NOT_KEPT, print_json, print_table, say
 from underclock.errors import NotPermittedError, UsageError
 from underclock.hw.interrupts import BY_SIGNAL, InterruptedBySignal
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LIVE_S = 5.0
 
 
-@click.command(name="run")
+@click.command(name="run", cls=Command)
 @click.argument("plan", required=False)
 @click.option(
     "--gpu",
@@ -51,7 +51,7 @@ _LIVE_S = 5.0
     metavar="ARMS",
     help="Let ways of choosing clocks take turns, and compare them: auto,plan,best-fixed.",
 )
-@click.option(
+@more_option(
     "--guard",
     "window",
     type=int,
@@ -59,22 +59,22 @@ _LIVE_S = 5.0
     help="That are judged together: slower ones take the plan back; 0 never. [default: 20, without "
     "--arms]",
 )
-@click.option(
+@more_option(
     "--first-rank",
     type=int,
     default=0,
     metavar="RANK",
     help="Of a job on several machines: the first of this one's.",
 )
-@click.option(
+@more_option(
     "--leader",
     default="",
     metavar="HOST:PORT",
     help="Where the machine of rank 0 decides for a job on several machines; the same on all.",
 )
 @click.option("--live", is_flag=True, help="Say every five seconds how it goes.")
-@click.option("--metrics-port", type=int, metavar="PORT", help="Where Prometheus may ask.")
-@click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
+@more_option("--metrics-port", type=int, metavar="PORT", help="Where Prometheus may ask.")
+@more_option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
 @json_option
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
 def command(

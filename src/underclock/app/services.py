@@ -164,13 +164,12 @@ def restore(*, gpu: str | None, everybody: bool, as_json: bool) -> None:
     help="Unix socket to answer on; there once it does.",
 )
 @click.option("--count", type=int, default=1, help="How many GPUs. [default: 1]")
-@click.option("--seed", type=int, default=0, help="Seed of their noise. [default: 0]")
 @click.option(
     "--load",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A step that each runs over and over; else they rest.",
 )
-def simulate(*, name: str, socket: Path, count: int, seed: int, load: Path | None) -> None:
+def simulate(*, name: str, socket: Path, count: int, load: Path | None) -> None:
     """Serve simulated GPUs to every process here, until Ctrl-C.
 
     Processes with UNDERCLOCK_SIMULATOR=SOCKET see them as nvml:0 and on; what one sets outlives it.
@@ -186,7 +185,7 @@ def simulate(*, name: str, socket: Path, count: int, seed: int, load: Path | Non
     step = read_document(load, Step) if load else None
     model, ended = name.removeprefix("sim:"), threading.Event()  # which a person is, by Ctrl-C
     try:
-        with served_gpus(model, socket, count=count, seed=seed, load=step):
+        with served_gpus(model, socket, count=count, load=step):
             say(f"serving {count} x {name} at {socket}; Ctrl-C ends it", err=True)
             while not ended.wait(_LOOK_S):
                 raise_lost_interrupt()

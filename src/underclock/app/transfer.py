@@ -4,12 +4,19 @@ from pathlib import Path
 
 import click
 
-from underclock.app.options import FRACTION, delivered, file_argument, source_option, step_file
+from underclock.app.options import (
+    FRACTION,
+    Command,
+    delivered,
+    file_argument,
+    source_option,
+    step_file,
+)
 from underclock.app.output import Delivery, samples_beside
 from underclock.errors import UsageError
 
 
-@click.command(name="transfer")
+@click.command(name="transfer", cls=Command)
 @file_argument("plan")
 @file_argument("step")
 @click.option(
@@ -34,15 +41,10 @@ from underclock.errors import UsageError
     "--confirm",
     type=int,
     metavar="N",
-    help="Measure the N kernels that the promise hangs on most; with --gpu.",
+    help="Measure the N kernels that the promise hangs on most, into a file beside the new plan; "
+    "with --gpu.",
 )
 @click.option("--gpu", metavar="GPU", help="Where to: sim:rtx3080ti or nvml:0.")
-@click.option(
-    "--own",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Where those samples go. [default: next to the new plan, as .samples.db]",
-)
 @source_option
 @delivered("plan")
 def command(
@@ -55,7 +57,6 @@ def command(
     latency: str | None,
     confirm: int | None,
     gpu: str | None,
-    own: Path | None,
     source: str,
     to: Delivery,
 ) -> None:
@@ -72,7 +73,7 @@ def command(
     from underclock.app.transferring import Confirm, transfer
     from underclock.core.planning.best_choice import Goal
     from underclock.records import Plan
-    from underclock.report import plan_tables
+    from underclock.report import plan_parts
     from underclock.store import as_record, kind_of
 
     to.check(plan, step, samples, anew)
@@ -92,10 +93,10 @@ def command(
         wanted = Confirm(
             kernels=confirm,
             gpu=gpu,
-            to=own or samples_beside(to.output),
+            to=samples_beside(to.output),
             run=step_file(step, source),
         )
     made = transfer(
         plan, step, samples=samples, goal=goal, latency=latency, anew=anew, confirm=wanted
     )
-    to.give(made, lambda: plan_tables(made))
+    to.give(made, lambda: plan_parts(made, f"{to.output or 'plan.json'}"))

@@ -12,7 +12,7 @@ import click
 
 from underclock.app import measure as measuring
 from underclock.app import run as running
-from underclock.app.options import DURATION, FRACTION, folder_option
+from underclock.app.options import DURATION, FRACTION, details_option, folder_option
 from underclock.app.output import (
     counted_bar,
     make_folder,
@@ -42,6 +42,7 @@ _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 @click.option("--precision", type=FRACTION, help="How sure to be, as of `measure`.")
 @click.option("--latency", help="What changing clocks takes, as of `plan`. [default: known]")
 @click.option("--hold", is_flag=True, help="Go on: train under the plan.")
+@details_option
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
 def command(
     *,
@@ -52,6 +53,7 @@ def command(
     precision: float | None,
     latency: str | None,
     hold: bool,
+    details: bool,
     command_line: tuple[str, ...],
 ) -> None:
     """Find clocks for a training COMMAND: trace, measure, plan, report, each into one folder.
@@ -119,7 +121,7 @@ def command(
         write_report(made, to=page, force=True)
     else:
         say(f"{plan_file} is there already; remove it to plan anew", err=True)
-    _show(made, answers.more(made), output, command_line, step.warnings)
+    _show(made, answers.more(made), output, command_line, step.warnings, details=details)
     if hold:
         with to_hold(name) as there:
             held_words = [f"{plan_file}", "--gpu", there, "--", *command_line]
@@ -198,24 +200,19 @@ def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
 
 
 def _show(
-    made: "Plan", more: str, folder: Path, command_line: tuple[str, ...], said: Sequence[str]
+    made: "Plan",
+    more: str,
+    folder: Path,
+    command_line: tuple[str, ...],
+    said: Sequence[str],
+    *,
+    details: bool,
 ) -> None:
-    from underclock.report import plan_tables
-    from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmName, Arms
-    from underclock.runtime.trainer.sites import scheduled
-    from underclock.units import format_duration
+    from underclock.report import plan_parts
 
     warn(tuple(sentence for sentence in made.warnings if sentence not in said))
-    print_table(*plan_tables(made, brief=True))
+    file, page = folder / "plan.json", folder / "report.html"
+    print_table(*plan_parts(made, f"{file}", shlex.join(command_line), details=details))
     if more:
         say(f"{more}: the same command with a longer --time-limit")
-    say(f"everything: {folder / 'report.html'}")
-    if not made.sets_nothing and (made.schedule or made.one_pair):
-        arms = Arms(names=(ArmName.AUTO, ArmName.PLAN))
-        arms.size(step_s := sum(scheduled(made).launch_s))
-        steps = arms.needs(LEAST_ROUNDS)
-        takes = f"{steps} steps, about {format_duration(steps * step_s)}"
-        run = (
-            f"underclock run {folder / 'plan.json'} --arms auto,plan -- {shlex.join(command_line)}"
-        )
-        say(f"to train so, and measure in {takes}, what it saves: {run}")
+    say(f"Page: {page}{'' if details else '; more here: the same command with --details'}")

@@ -18,7 +18,7 @@ from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.simulated.served.server import served_gpus
 from underclock.hw.watching import samples_of_running
 from underclock.records import Plan, Step, Window
-from underclock.report.answer import is_unsure, saving
+from underclock.records.answers import is_unsure
 from underclock.store import SampleFile, read_document, read_samples
 from underclock.tracing.source import TrainingCommand, source_of_command
 from underclock.units import format_duration
@@ -98,7 +98,7 @@ class Answers:
         if made is None:
             return
         more = self.more(made)
-        text = f"{saving(made)}, at {made.one_pair}{more and '; '}{more}"
+        text = f"{made.answer[0]} At {made.one_pair}{more and '; '}{more}"
         if not self._said:
             say(f"first answer, after {now_s - self._begun_s:.0f} s of measuring: {text}", err=True)
         self._said = True

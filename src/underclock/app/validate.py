@@ -2,40 +2,26 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from underclock.app.options import (
-    FRACTION,
+    Command,
     delivered,
     file_argument,
     gpu_option,
-    seed_option,
     source_option,
     step_file,
 )
 from underclock.app.output import INCONCLUSIVE, NOT_KEPT, Delivery, progress_bar
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
-    from underclock.records import Validation
-
-
-@click.command(name="validate")
+@click.command(name="validate", cls=Command)
 @file_argument("plan")
 @gpu_option
 @click.option("--repeats", default=10, show_default=True, help="Runs of auto and of the plan.")
-@click.option(
-    "--tolerance",
-    type=FRACTION,
-    default=0.001,
-    help="Shortfall that still counts as kept. [default: 0.1%]",
-)
-@click.option("--only-plan", is_flag=True, help="Do not run the best fixed clock too.")
 @source_option
-@seed_option
 @delivered("validation")
 def command(
     *,
@@ -55,6 +41,7 @@ def command(
     """
     from underclock.app.validating import validate
     from underclock.records import Verdict
+    from underclock.report import validation_parts
 
     to.check(plan)
     with progress_bar("validating") as show:
@@ -68,12 +55,3 @@ def command(
         sys.exit(NOT_KEPT)
     if validation.verdict is Verdict.INCONCLUSIVE:
         sys.exit(INCONCLUSIVE)
-
-
-def validation_parts(validation: "Validation") -> "tuple[RenderableType, ...]":
-    """Return what was promised, what was measured, and the verdict."""
-    from underclock.report import validation_table, verdict_text
-
-    if validation.repeats == 0:
-        return validation.warnings
-    return validation_table(validation), f"verdict: {verdict_text(validation)}"

@@ -101,7 +101,7 @@ def validate(
         raise UsageError(f"cannot repeat {repeats} times", hint="--repeats 10 is the paper's")
     if not (tolerance >= 0.0 and math.isfinite(tolerance)):
         words = f"a tolerance of {tolerance} has no meaning"
-        raise UsageError(words, hint="0 or more: --tolerance 0.1%")
+        raise UsageError(words, hint="0 or more, such as 0.001")
     plan = as_record(plan, Plan)
     course = course_of(plan)
     if plan.sets_nothing:

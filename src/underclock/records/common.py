@@ -242,7 +242,7 @@ class ShownRecord(Record, frozen=True):
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><th>{html.escape(name)}</th><td>{html.escape(fact)}</td></tr>"
-            for name, fact in self._more_facts
+            for name, fact in self._facts
         )
         caption = f"<caption>{html.escape(self._heading)}</caption>"
         return f"<table>{caption}<tbody>{rows}</tbody></table>"
@@ -255,10 +255,6 @@ class ShownRecord(Record, frozen=True):
     @property
     def _facts(self) -> Facts:
         return ()
-
-    @property
-    def _more_facts(self) -> Facts:
-        return self._facts
 
 
 def as_frame(rows: Iterable[Mapping[str, object]]) -> Any:  # noqa: ANN401 - pandas is not needed

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from underclock.errors import DataError
+from underclock.records.answers import answer_of
 from underclock.records.choices import (
     Accounting,
     Aggregate,
@@ -33,7 +34,6 @@ from underclock.records.common import (
 )
 from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.work import Step
-from underclock.units import format_percent
 
 
 class MatchWay(StrEnum):
@@ -311,26 +311,21 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         return as_frame(rows)
 
     @property
-    def _more_facts(self) -> tuple[tuple[str, str], ...]:
-        arms = (
-            (f"{self._title(a.name)}{' (the plan)' if a.name is self.chosen else ''}", _of(a))
-            for a in self.arms
-        )
-        return (*arms, *self._facts[len({self.chosen, self.bound or self.chosen}) :])
+    def answer(self) -> tuple[str, str, str]:
+        """What it saves, what that costs in time, and how sure both are; a sentence or two each."""
+        return answer_of(self)
 
-    def _title(self, name: Strategy) -> str:
-        return f"bound, {name}" if name is self.bound else name
+    def __repr__(self) -> str:
+        text = f"<{self._heading}, {self.stands_on}: {' '.join(self.answer[:2])}>"
+        return "".join(c for c in text if c.isprintable())  # what would move a terminal's cursor
+
+    @property
+    def _heading(self) -> str:
+        return f"Plan of {self.workload}"
 
     @property
     def _facts(self) -> tuple[tuple[str, str], ...]:
-        budget, names = self.max_slowdown, dict.fromkeys((self.chosen, self.bound or self.chosen))
-        latency = (("latency", self.schedule.latency),) if self.schedule else ()
-        return (
-            *((self._title(name), str(self.arm(name).cost)) for name in names),
-            *latency,
-            ("budget", "none" if budget is None else format_percent(budget)),
-            ("kernels", str(len(self.kernels))),
-        )
+        return tuple(zip(("saves", "takes", "rests on"), self.answer, strict=True))
 
 
 def check_clocks(held: Iterable[tuple[str, Clocks]], offered: Collection[Clocks]) -> None:
@@ -357,11 +352,3 @@ def check_clocks(held: Iterable[tuple[str, Clocks]], offered: Collection[Clocks]
                 f"the plan holds {clocks} for {name}, which this GPU does not list",
                 hint=f"plan on this GPU's own samples; nearest: {hint}",
             )
-
-
-def _of(arm: Arm) -> str:
-    """Say what an arm changes, and how sure that is."""
-    if arm.energy_interval is None:
-        return "infeasible" if arm.cost is None else str(arm.cost)
-    low, high = (format_percent(end) for end in arm.energy_interval)
-    return f"{arm.cost} ({low} to {high} energy, 95 %)"

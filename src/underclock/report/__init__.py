@@ -7,8 +7,10 @@ from underclock.report.job import job_page, job_plan_tables, job_tables
 from underclock.report.page import page
 from underclock.report.plan_tables import (
     arms_table,
-    plan_tables,
+    plan_details,
+    plan_parts,
     savings_table,
+    validation_parts,
     validation_table,
 )
 from underclock.report.run import closing_line, run_page, run_table

@@ -13,26 +13,23 @@ from underclock.records import (
     Arm,
     Choice,
     Clocks,
-    ClockSchedule,
     Cost,
     Evidence,
     Plan,
     Strategy,
 )
+from underclock.records.answers import gives_nothing, is_unsure, may_save_nothing, no_change
 from underclock.report.wording import (
-    ACCOUNTING_WORDS,
     arm_title,
     auto_word,
     change_text,
     changes_text,
     clocks_text,
-    duration_text,
     energy_unit,
     interval_text,
     listed,
-    no_change,
-    plain_percent,
 )
+from underclock.units import plain_percent
 
 ONE_PAIR = (
     "every sample is at one pair of clocks, so there is nothing to choose from: "
@@ -47,38 +44,39 @@ _MOST_OF_IT = 0.9  # of all that kernels save
 _MOST_OPERATORS = 6  # of those that draw most
 
 
-def headline(plan: Plan) -> str:
-    """Say the answer in a line: what is saved, how that is known, and of what."""
-    return f"{saving(plan)}, {basis(plan)}"
+def next_sentence(plan: Plan, file: str, train: str = "") -> str:
+    """Say what to type next.
+
+    Args:
+        plan: The plan.
+        file: Where it is.
+        train: The command that trains; empty where it is not known.
+    """
+    if is_unsure(plan):
+        text = "more samples narrow the interval: the same command with a longer --time-limit"
+    elif gives_nothing(plan):
+        text = _more_time(plan)
+    elif plan.bound is plan.chosen:
+        text = "--latency 6ms, or as long as your GPU takes, for what it can follow"
+    elif plan.evidence is Evidence.SIMULATED:
+        text = "the same command with --hold trains under these clocks, on the simulated GPU"
+        if not train:
+            text = "your own script: underclock tune --gpu sim:rtx3080ti -- python train.py"
+    elif fixed_is_enough(plan):
+        text = f"one clock for all does as well; until Ctrl-C: underclock apply {file}"
+    else:
+        run = f"underclock run {file} --arms auto,plan -- {train or 'python train.py'}"
+        text = f"train under these clocks, and measure what they save: {run}"
+    return f"Next: {text}"
 
 
-def saving(plan: Plan) -> str:
-    """Say what the plan saves, at what time; of a bound, that it is one."""
-    arm = plan.headline
-    if is_unsure(plan) and arm.energy_interval is not None:
-        return f"Cannot tell yet: energy changes by {interval_text(arm.energy_interval)}"
-    if gives_nothing(plan) or no_change(arm):
-        return "No saving to promise"
-    free = " with free switching, a bound" if plan.bound is plan.chosen else ""
-    return f"{changes_text(arm.energy_change, arm.time_change)}{free}"
-
-
-def is_unsure(plan: Plan) -> bool:
-    """Whether a plan that changes clocks may save nothing: its 95 % interval of energy holds 0."""
-    return not gives_nothing(plan) and _may_save_nothing(plan.headline)
-
-
-def _may_save_nothing(arm: Arm) -> bool:
-    interval = arm.energy_interval
-    return interval is not None and interval[0] <= 0.0 <= interval[1]
-
-
-def basis(plan: Plan) -> str:
-    """Say how a plan's numbers are known, and what they are sums of."""
-    # A table's own numbers have no error.
-    own = plan.headline.energy_interval is None and plan.provenance and plan.provenance.table
-    table = ", of this table" if own else ""
-    return f"{plan.stands_on} on {plan.gpu.name}{table}: {ACCOUNTING_WORDS[plan.accounting]}"
+def _more_time(plan: Plan) -> str:
+    offers = larger_budgets(plan)
+    if not offers or round(offers[-1][1], 3) >= 0.0:
+        return "nothing to do; no clocks are worth changing here"
+    slowdown, change = offers[-1]
+    budget, saved = f"{plain_percent(slowdown)}%", f"{-100.0 * change:.1f} %"
+    return f"with --max-slowdown {budget} about {saved} is expected, {bound_words(plan)}"
 
 
 def carried_sentence(plan: Plan) -> str | None:
@@ -105,58 +103,6 @@ def carried_sentence(plan: Plan) -> str | None:
             f"{change_text(carried.regret_energy)} energy, {change_text(carried.regret_time)} time."
         )
     return text
-
-
-def switching_sentence(plan: Plan) -> str | None:
-    """Say what the headline takes changing clocks to cost, and what it would be for free.
-
-    Returns:
-        ``None`` where no clocks change and no latency was asked for.
-    """
-    if plan.schedule is not None:
-        free = plan.arm(plan.bound or plan.chosen)
-        if no_change(free):
-            bound_sentence = " Free switching, a bound, would save nothing in this budget either."
-        elif plan.bound is None:
-            bound_sentence = ""
-        else:
-            changes = changes_text(free.energy_change, free.time_change)
-            bound_sentence = f" With free switching, a bound: {changes} ({arm_title(free.name)})."
-        return f"{_schedule_sentence(plan, plan.schedule)}{bound_sentence}"
-    if gives_nothing(plan):
-        return None
-    if plan.bound is None:
-        return "One clock pair holds for the whole step, so no clocks change during it."
-    bound = "Changing clocks is taken as free, so this is a bound on what a GPU can follow."
-    # Say what is left of a bound: at latencies that GPUs have, and with one clock pair for all.
-    known = "`--latency` says what is achievable."
-    if plan.latency_curve:
-        at = " and ".join(
-            f"{change_text(point.energy_change)} at {duration_text(point.latency_s)}"
-            for point in (plan.latency_curve[0], plan.latency_curve[-1])
-        )
-        known = f"How long {plan.gpu.name} takes is not known: it would be {at}."
-    fixed = plan.find(Strategy.BEST_FIXED)
-    if fixed is None or no_change(fixed):
-        safe = known
-    else:
-        one = changes_text(fixed.energy_change, fixed.time_change)
-        safe = f"{known} Whatever it is, the best fixed clock gives {one}."
-    return f"{bound} {safe}"
-
-
-def _schedule_sentence(plan: Plan, schedule: ClockSchedule) -> str:
-    named = schedule.latency.startswith(("as ", "of "))
-    latency = f"a latency {'' if named else 'of '}{schedule.latency}"
-    if gives_nothing(plan):
-        text = f"No saving is achievable with {latency}."
-    else:
-        text = f"This is achievable with {latency}, {schedule.switches} changes of clocks per step."
-    best = plan.latency_curve[0] if plan.latency_range_s and plan.latency_curve else None
-    if best is None or best.switches == schedule.switches == 0 or no_change(best):
-        return text
-    changes = changes_text(best.energy_change, best.time_change)
-    return f"{text} Where clocks take {duration_text(best.latency_s)} to change: {changes}."
 
 
 def strict_sentence(plan: Plan) -> str | None:
@@ -197,7 +143,7 @@ def fixed_is_enough(plan: Plan) -> bool:
     fixed, best = None if arm is None else arm.cost, plan.promise
     if arm is None or fixed is None or plan.chosen is Strategy.BEST_FIXED:
         return False
-    if _may_save_nothing(arm) or fixed.energy_change >= -_AS_MUCH:
+    if may_save_nothing(arm) or fixed.energy_change >= -_AS_MUCH:
         return False
     as_fast = fixed.time_change <= best.time_change + _AS_MUCH
     more = fixed.energy_change - best.energy_change
@@ -213,7 +159,7 @@ def fixed_sentence(plan: Plan) -> str | None:
         return None
     changes = changes_text(arm.energy_change, arm.time_change)
     text = f"best fixed clock, {clocks_text(plan.fixed)}: {changes}"
-    if arm.energy_interval is not None and _may_save_nothing(arm):
+    if arm.energy_interval is not None and may_save_nothing(arm):
         return f"{text}, which may be nothing: {interval_text(arm.energy_interval)}"
     if not fixed_is_enough(plan):
         return text
@@ -228,7 +174,7 @@ def fixed_sentence(plan: Plan) -> str | None:
 def can_be_held_by_hand(plan: Plan) -> bool:
     """Whether the best fixed clock surely saves energy on a GPU that is there to be set."""
     arm = plan.find(Strategy.BEST_FIXED)
-    sure = arm is not None and arm.cost is not None and not _may_save_nothing(arm)
+    sure = arm is not None and arm.cost is not None and not may_save_nothing(arm)
     return sure and plan.evidence is not Evidence.SIMULATED and fixed_sentence(plan) is not None
 
 
@@ -244,11 +190,6 @@ def undo_command(clocks: Clocks) -> str:
     """Return what gives the clocks of `hold_commands` back to the driver."""
     held = (("-rgc", clocks.core_mhz), ("-rmc", clocks.mem_mhz))
     return " && ".join(f"sudo nvidia-smi -i 0 {option}" for option, mhz in held if mhz is not None)
-
-
-def gives_nothing(plan: Plan) -> bool:
-    """Whether the plan leaves the step as it is at auto."""
-    return plan.sets_nothing or (plan.schedule is not None and no_change(plan.headline))
 
 
 def expected_energy_change(frontier: Sequence[Cost], time_change: float) -> float | None:

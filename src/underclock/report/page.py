@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from underclock.records import Arm, Cost, Plan, Strategy, Validation
+from underclock.records.answers import answer_of, gives_nothing, no_change
 from underclock.report import answer, wording
 from underclock.report.answer import expected_energy_change
 from underclock.report.chart import (
@@ -63,12 +64,13 @@ def page(plan: Plan, validation: Validation | None) -> str:
     return rendered(
         "page.html.jinja",
         plan=plan,
+        said=answer_of(plan, validation),
         validation=validation,
         auto=plan.auto,
         auto_word=wording.auto_word(plan),
         first=first,
-        nothing=answer.gives_nothing(plan),
-        all_zero=all(wording.no_change(arm) for arm in plan.arms),
+        nothing=gives_nothing(plan),
+        all_zero=all(no_change(arm) for arm in plan.arms),
         kernels=len(uses),
         most_rows=MOST_ROWS,
         held=is_held(plan),

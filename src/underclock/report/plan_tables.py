@@ -8,6 +8,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from underclock.records import Arm, Clocks, Plan, Strategy, Validation
+from underclock.records.answers import answer_of, no_change
 from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
 from underclock.report.answer import (
     auto_clock_sentence,
@@ -16,16 +17,14 @@ from underclock.report.answer import (
     can_be_held_by_hand,
     carried_sentence,
     energy_parts,
-    fixed_is_enough,
     fixed_sentence,
     has_latencies,
-    headline,
     hold_commands,
     joules_column,
     larger_budgets,
+    next_sentence,
     saved_text,
     strict_sentence,
-    switching_sentence,
     top_savings,
     undo_command,
 )
@@ -41,20 +40,41 @@ from underclock.report.wording import (
     interval_text,
     keeping_time_text,
     measured_changes,
-    no_change,
-    promise_text,
     status_text,
+    verdict_text,
 )
 from underclock.units import format_duration, format_mhz, format_percent
 
 _MOST_SAVINGS = 8
 
 
-def plan_tables(plan: Plan, *, brief: bool = False) -> tuple[RenderableType, ...]:
-    """Return all that a terminal shows of a plan: the answer first, then what it rests on.
+def plan_parts(
+    plan: Plan,
+    file: str,
+    train: str = "",
+    *,
+    details: bool = False,
+    validation: Validation | None = None,
+) -> tuple[RenderableType, ...]:
+    """Return the answer in three lines, the line with the next command, and the details if asked.
 
-    Briefly, the answer and the arms.
+    Args:
+        plan: The plan.
+        file: Where it is.
+        train: The command that trains; empty where it is not known.
+        details: Whether to return what the answer rests on too.
+        validation: How the plan came out where it was run again.
     """
+    saves, *more = answer_of(plan, validation)
+    answer = Text(saves, style="bold"), *map(Text, (*more, next_sentence(plan, file, train)))
+    if not details:
+        return answer
+    judged = validation_parts(validation) if validation else ()
+    return (*answer, *plan_details(plan), *judged)
+
+
+def plan_details(plan: Plan) -> tuple[RenderableType, ...]:
+    """Return what a plan's answer rests on: ways of choosing clocks, kernels, energy, latencies."""
     fixed: list[Text] = []
     sentence = fixed_sentence(plan)
     if sentence is not None and plan.fixed is not None:
@@ -63,29 +83,16 @@ def plan_tables(plan: Plan, *, brief: bool = False) -> tuple[RenderableType, ...
             # Never wrapped, for these lines are to be pasted.
             fixed = [Text(f"  {line}", no_wrap=True) for line in hold_commands(plan.fixed)]
         fixed.insert(0, Text(sentence))
-    first, last = (fixed, []) if fixed_is_enough(plan) else ([], fixed)
-    parts = [*_answer(plan), *first]
+    said = (auto_plan_sentence(plan), carried_sentence(plan), strict_sentence(plan))
+    parts: list[RenderableType] = [*(Text(line) for line in said if line is not None), *fixed]
     more = _latency_tables(plan)
     if all(no_change(arm) for arm in plan.arms):
         parts += [_budgets_table(plan)] if larger_budgets(plan) else []
         return (*parts, *_energy_tables(plan), *more)
     parts.append(arms_table(plan))
-    if brief:
-        return (*parts, *last)
     if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
         parts.append(savings_table(plan))
-    return (*parts, *_energy_tables(plan), *last, *more)
-
-
-def _answer(plan: Plan) -> tuple[RenderableType, ...]:
-    lines = (
-        auto_plan_sentence(plan),
-        promise_text(plan),
-        carried_sentence(plan),
-        switching_sentence(plan),
-        strict_sentence(plan),
-    )
-    return (Text(headline(plan), style="bold"), *(Text(line) for line in lines if line is not None))
+    return (*parts, *_energy_tables(plan), *more)
 
 
 def arms_table(plan: Plan) -> Table:
@@ -228,6 +235,13 @@ def validation_table(validation: Validation) -> Table:
         f"of {pairs} pairs, {validation.pairs_keeping_energy} save the promised energy; "
         f"{keeping_time_text(validation)}",
     )
+
+
+def validation_parts(validation: Validation) -> tuple[RenderableType, ...]:
+    """Return what was promised, what was measured, and the verdict."""
+    if validation.repeats == 0:
+        return validation.warnings
+    return validation_table(validation), f"verdict: {verdict_text(validation)}"
 
 
 def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:

@@ -12,7 +12,6 @@ from underclock.records import (
     Clocks,
     Evidence,
     Granularity,
-    LatencyPoint,
     Objective,
     Plan,
     Spread,
@@ -26,7 +25,6 @@ from underclock.units import format_duration, format_mhz, format_percent
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 UNKNOWN = "unknown"
-_ZERO = format_percent(0.0)
 _JOULES = (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6))
 
 ARM_TITLES: dict[str, str] = {
@@ -98,11 +96,6 @@ def once(sentences: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(sentences))
 
 
-def plain_percent(fraction: float) -> str:
-    """Write a fraction in percent without sign, unit or needless digits."""
-    return f"{round(100.0 * fraction, 4) + 0.0:g}"
-
-
 def change_text(fraction: float | None, *, digits: int = 2) -> str:
     """Write a change in percent; a missing one is a dash, one that rounds to zero is +0."""
     return DASH if fraction is None else format_percent(fraction, digits=digits)
@@ -111,24 +104,6 @@ def change_text(fraction: float | None, *, digits: int = 2) -> str:
 def changes_text(energy: float | None, time: float | None) -> str:
     """Write what changes."""
     return f"{change_text(energy)} energy at {change_text(time)} time"
-
-
-def promise_text(plan: Plan) -> str | None:
-    """Say what the plan promises, or bounds, and how surely; ``None`` where nothing changes."""
-    arm = plan.headline
-    if no_change(arm):
-        return None
-    energy, time = change_text(arm.energy_change), change_text(arm.time_change)
-    does = "is a bound:" if plan.bound is plan.chosen else "promises"
-    if arm.energy_interval is None or arm.time_interval is None:
-        if any(each.energy_interval for each in plan.arms):
-            return f"{does} {energy} energy; how sure that is was not worked out"
-        table = " of this table" if plan.provenance and plan.provenance.table else ""
-        return f"{does} {energy} energy{table}, each setting's own samples taken for the truth"
-    energy += margin_text(arm.energy_interval)
-    time += margin_text(arm.time_interval)
-    budget = "none" if plan.max_slowdown is None else f"{plain_percent(plan.max_slowdown)} %"
-    return f"{does} {energy} energy at {time} time (95 %); budget: {budget}"
 
 
 def margin_text(interval: tuple[float, float] | None) -> str:
@@ -144,12 +119,6 @@ def interval_text(interval: tuple[float, float] | None) -> str:
         return DASH
     low, high = (change_text(end) for end in interval)
     return f"{low.removesuffix(' %')} to {high}"
-
-
-def no_change(change: Arm | LatencyPoint) -> bool:
-    """Whether two digits show nothing of a change; what is infeasible changes nothing."""
-    changes = (change.energy_change, change.time_change)
-    return all(change_text(fraction) in {DASH, _ZERO} for fraction in changes)
 
 
 def duration_text(seconds: float | None) -> str:

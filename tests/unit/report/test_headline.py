@@ -1,6 +1,7 @@
 """What a plan answers first, in the terminal and on the page."""
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ from invented import (
     ARMS,
     LATENCY_PLAN,
     MINUS,
+    PLAN,
+    VALIDATION,
     Seen,
     choices,
     cost,
@@ -38,8 +41,10 @@ from underclock.records import (
     Status,
     Step,
     Strategy,
+    Verdict,
 )
-from underclock.report import page, plan_tables
+from underclock.records.answers import answer_of
+from underclock.report import page, plan_details, plan_parts
 from underclock.report.answer import (
     auto_clock_sentence,
     auto_plan_sentence,
@@ -47,31 +52,54 @@ from underclock.report.answer import (
     energy_parts,
     fixed_is_enough,
     fixed_sentence,
-    headline,
+    next_sentence,
 )
 from underclock.report.wording import (
     change_text,
     energy_text,
     gap_text,
-    promise_text,
 )
 
 
-def test_where_a_latency_is_given_the_headline_is_what_is_achievable() -> None:
-    text = Seen(page(LATENCY_PLAN, None)).text
+def test_where_a_latency_is_given_the_answer_is_what_a_gpu_can_follow() -> None:
+    seen = Seen(page(LATENCY_PLAN, None)).text
 
-    assert text.startswith(f"{MINUS}5.12 % energy at {MINUS}0.10 % time, simulated on")
-    assert "achievable with a latency of 20ms, assumed, 2 changes of clocks per step" in text
-    assert f"With free switching, a bound: {MINUS}15.64 % energy at +0.00 % time" in text
+    assert seen.startswith("Saves 5.1 % of energy: 150 kWh or 38 EUR a GPU-year")
+    assert "Takes 0.10 % less time (0 % allowed), if clocks take 20ms to change." in seen
 
 
-def test_a_terminal_gives_the_answer_before_the_tables() -> None:
-    said = " ".join("".join(printed(part) for part in plan_tables(LATENCY_PLAN)).split())
+def test_page_terminal_and_notebook_give_the_same_answer_first() -> None:
+    for plan in (LATENCY_PLAN, with_plan(), nothing_plan(), unsure_plan()):
+        said = shown(plan)
 
-    assert said.startswith("-5.12 % energy at -0.10 % time, simulated on NVIDIA")
-    assert said.index("promises -5.12 %") < said.index("clocks chosen")
-    bound = "With free switching, a bound: -15.64 % energy at +0.00 % time (kernel, global)."
-    assert said.index(bound) < said.index("clocks chosen")
+        assert said.startswith(" ".join(plan.answer))
+        assert said[len(" ".join(plan.answer)) :].startswith(" Next: ")
+        for line in plan.answer:
+            assert line in plan._repr_html_()
+            assert line.replace("-", MINUS) in Seen(page(plan, None)).text.replace("-", MINUS)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_the_answer_is_whole_on_a_narrow_terminal(width: int) -> None:
+    parts = plan_parts(LATENCY_PLAN, "plan.json")
+    lines = "".join(printed(part, width) for part in parts).splitlines()
+
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()).startswith(" ".join(LATENCY_PLAN.answer))
+    assert len(parts) == 4
+
+
+def test_a_run_again_is_part_of_the_answer() -> None:
+    found = msgspec.structs.replace(VALIDATION, verdict=Verdict.NOT_KEPT)
+
+    assert answer_of(PLAN, found)[2].endswith(
+        "Run again 3 times, measured: energy -14.5 %, time +0.6 %: promise not kept."
+    )
+
+
+def test_the_details_come_after_the_answer_and_name_the_bound() -> None:
+    said = shown(LATENCY_PLAN)
+
     assert "a bound: free switching" in said.split("clocks chosen")[1]
     assert "* achievable here" in said
     assert "top savings of a step: simulated" in said
@@ -82,7 +110,8 @@ def measured(**changes: object) -> Plan:
 
 
 def shown(plan: Plan) -> str:
-    return " ".join("".join(printed(part) for part in plan_tables(plan)).split())
+    parts = plan_parts(plan, "plan.json", details=True)
+    return " ".join("".join(printed(part) for part in parts).split())
 
 
 def test_clocks_of_a_simulated_gpu_are_not_for_the_reader_s_own() -> None:
@@ -94,11 +123,17 @@ def unsure(arm: Arm) -> Arm:
     return msgspec.structs.replace(arm, time_interval=(-0.5, 0.5), energy_interval=(-0.25, 0.13))
 
 
-def test_what_may_save_nothing_is_no_answer_yet_and_is_not_to_be_held() -> None:
+def unsure_plan() -> Plan:
     arms = [arm if arm.name is Strategy.AUTO else unsure(arm) for arm in measured().arms]
-    plan = measured(arms=tuple(arms))
+    return measured(arms=tuple(arms))
 
-    assert headline(plan).startswith("Cannot tell yet: energy changes by -25.00 to +13.00 %")
+
+def test_what_may_save_nothing_is_no_saving_and_is_not_to_be_held() -> None:
+    plan = unsure_plan()
+
+    first = "No saving is promised: energy changes by -25.0 to +13.0 % (95 % interval)."
+    assert plan.answer[0] == first
+    assert "longer --time-limit" in next_sentence(plan, "plan.json")
     assert "sudo" not in shown(plan) + page(plan, None)
     assert "which may be nothing: -25.00 to +13.00 %" in shown(plan)
     assert "with a longer --time-limit" in (doubt_sentence(plan) or "")
@@ -116,8 +151,10 @@ def nothing_plan(**changes: object) -> Plan:
 def test_nothing_is_never_a_page_of_zeros() -> None:
     for plan in (nothing_plan(), nothing_plan(arms=(*nothing_plan().arms, *ZERO_ACHIEVABLE))):
         seen = Seen(page(plan, None)).text
-        said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
+        said = shown(plan)
 
+        assert said.startswith("No saving was found: clocks stay as they are.")
+        assert "Next: with --max-slowdown 2% about 10.4 % is expected, with free" in said
         assert "What was compared No way of choosing clocks changes time or energy" in seen
         tiles = (("0.50", "5.00"), ("1.00", "10.00"), ("2.00", "10.44"))
         for slowdown, change in tiles:
@@ -142,7 +179,7 @@ def test_a_fixed_clock_that_saves_as_much_is_recommended() -> None:
         "<pre>sudo nvidia-smi -i 0 -lgc 1680,1680\nsudo nvidia-smi -i 0 -lmc 9251,9251</pre>"
         in html
     )
-    assert sentence in " ".join("".join(printed(p) for p in plan_tables(plan)).split())
+    assert sentence in shown(plan)
     assert "use that" not in page(LATENCY_PLAN, None)
 
 
@@ -307,21 +344,42 @@ def achievable(low: float | None, high: float = 0.0, *, energy_change: float = -
 
 
 @pytest.mark.parametrize(
-    ("arm", "text"),
+    ("arm", "saves", "takes"),
     [
         (
             achievable(-0.07, -0.03),
-            ("promises -5.00 % ± 2.00 % energy at +0.10 % ± 1.00 % time (95 %); budget: 0 %"),
+            "Saves 5.0 % of energy (± 2.0):",
+            "Takes 0.10 % more time (± 1.00;",
+        ),
+        (achievable(-0.0504, -0.0496), "Saves 5.00 % of energy (± 0.04):", "Takes 0.10 % more"),
+        (achievable(None), "Saves 5.0 % of energy:", "Takes 0.10 % more time (0 % allowed)"),
+        (
+            achievable(-0.12, 0.02),
+            "No saving is promised: energy changes by -12.0 to +2.0 %",
+            "Takes",
         ),
         (
-            achievable(None),
-            "promises -5.00 % energy, each setting's own samples taken for the truth",
+            Arm(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL),
+            "No saving was found: clocks stay as they are.",
+            "Takes no more time. 0 % more time was allowed.",
         ),
-        (Arm(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL), None),
+        (achievable(None, energy_change=0.02), "Takes 2.0 % of energy more.", "Takes 0.10 % more"),
     ],
 )
-def test_the_promise_is_that_of_the_arm_that_counts(arm: Arm, text: str | None) -> None:
-    assert promise_text(planned(arm)) == text
+def test_the_answer_is_of_the_clocks_that_are_held(arm: Arm, saves: str, takes: str) -> None:
+    said = planned(arm).answer
+
+    assert said[0].startswith(saves)
+    assert said[1].startswith(takes)
+
+
+def test_a_gpu_year_is_the_mean_power_of_the_step_for_a_year() -> None:
+    kwh = 0.05 * 4212.0 / 12.31 * 365.25 * 24.0 / 1000.0
+
+    said = re.search(r": (\d+) kWh or (\d+) EUR a GPU-year", planned(achievable(None)).answer[0])
+
+    assert said is not None
+    assert [float(each) for each in said.groups()] == pytest.approx([kwh, kwh / 4.0], rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -370,10 +428,6 @@ def test_the_best_fixed_clock_is_enough_where_it_saves_as_much_at_no_more_time(
     assert ("use that" in (fixed_sentence(plan) or "")) == enough
 
 
-def said_of(plan: Plan) -> str:
-    return " ".join("".join(printed(each) for each in plan_tables(plan)).split())
-
-
 def test_where_energy_goes_is_told_by_pass_and_operator() -> None:
     costs = {"norm": (1.0, 20.0), "norm grad": (1.0, 20.0), "gemm": (2.0, 60.0)}
     kernels = {
@@ -397,9 +451,9 @@ def test_where_energy_goes_is_told_by_pass_and_operator() -> None:
         ("norm", 5, 0.5, 0.4),
     )
     assert auto_clock_sentence(plan) == "at auto the step runs at 1700 MHz in the mean"
-    shown = said_of(plan)
-    assert "forward 7 75.0% 80.0%" in shown
-    assert "linear 4 50.0% 60.0%" in shown
-    assert "in the mean" in shown
+    details = " ".join("".join(map(printed, plan_details(plan))).split())
+    assert "forward 7 75.0% 80.0%" in details
+    assert "linear 4 50.0% 60.0%" in details
+    assert "in the mean" in details
     assert "at 1700 MHz in the mean." in page(plan, None)
     assert energy_parts(auto_plan(kernels={"gemm": choice(None, 0.0)})) == ()

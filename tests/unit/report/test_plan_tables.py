@@ -27,7 +27,7 @@ from underclock.records import (
 from underclock.report import (
     arms_table,
     page,
-    plan_tables,
+    plan_parts,
     savings_table,
     validation_table,
     verdict_text,
@@ -64,7 +64,7 @@ def test_an_infeasible_arm_shows_dashes_and_no_numbers() -> None:
 def test_a_narrow_terminal_cuts_no_word_and_no_number(width: int) -> None:
     found = with_validation(**JUDGED, verdict=Verdict.NOT_KEPT, others=(FIXED,))
 
-    for part in (*plan_tables(LATENCY_PLAN), validation_table(found)):
+    for part in (*plan_parts(LATENCY_PLAN, "p", details=True), validation_table(found)):
         narrow, wide = printed(part, width), printed(part, 200)
         assert max(map(len, narrow.splitlines())) <= width
         assert {

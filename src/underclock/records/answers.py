@@ -1,0 +1,182 @@
+"""What a plan comes to, in three lines that terminals, pages, notebooks and logs share.
+
+The first says what it saves, the second what that costs in time, the third what both rest on.
+"""
+
+from typing import TYPE_CHECKING
+
+from underclock.records.choices import Accounting, Arm, LatencyPoint
+from underclock.records.common import Evidence
+from underclock.units import KWH_J, format_duration, format_percent, plain_percent
+
+if TYPE_CHECKING:
+    from underclock.records.outcomes import Validation
+    from underclock.records.planned import Plan
+
+PRICE_EUR = (
+    0.25  # a kWh, assumed and said so: as in the example of `saved --price`, which takes yours
+)
+_YEAR_S = 365.25 * 86400.0
+_FINE, _NARROW = 0.00995, 0.0005  # smaller changes and narrower half intervals have a second digit
+_SHOWN = 0.00005  # of auto: less rounds to 0.00 %
+
+_EVIDENCE = {
+    Evidence.MEASURED: "Measured on {}",
+    Evidence.REPLAYED: "Replayed from a table of {}, which Underclock did not measure",
+    Evidence.SIMULATED: "Simulated {}, not measured on a GPU",
+}
+
+Interval = tuple[float, float] | None
+
+
+def answer_of(plan: "Plan", validation: "Validation | None" = None) -> tuple[str, str, str]:
+    """Return what a plan saves, what that costs in time, and how sure both are.
+
+    Where the plan's 95 % interval of energy holds 0, the first line says that no saving is
+    promised.
+
+    Args:
+        plan: The plan.
+        validation: How it came out where it was run again.
+    """
+    return _saves(plan), _takes(plan), _rests_on(plan, validation)
+
+
+def gives_nothing(plan: "Plan") -> bool:
+    """Whether the plan leaves the step as it is at auto."""
+    return plan.sets_nothing or (plan.schedule is not None and no_change(plan.headline))
+
+
+def is_unsure(plan: "Plan") -> bool:
+    """Whether a plan that changes clocks may save nothing: its 95 % interval of energy holds 0."""
+    return not gives_nothing(plan) and may_save_nothing(plan.headline)
+
+
+def may_save_nothing(arm: Arm) -> bool:
+    """Whether the 95 % interval of an arm's energy holds 0; not where that is unknown."""
+    interval = arm.energy_interval
+    return interval is not None and interval[0] <= 0.0 <= interval[1]
+
+
+def no_change(change: Arm | LatencyPoint) -> bool:
+    """Whether two digits show nothing of a change; what is infeasible changes nothing."""
+    changes = (change.energy_change, change.time_change)
+    return all(each is None or abs(each) < _SHOWN for each in changes)
+
+
+def _saves(plan: "Plan") -> str:
+    arm, free = plan.headline, plan.bound is plan.chosen
+    if is_unsure(plan) and arm.energy_interval is not None:
+        low, high = (format_percent(end, digits=1) for end in arm.energy_interval)
+        between = f"{low.removesuffix(' %')} to {high}"
+        return f"No saving is promised: energy changes by {between} (95 % interval)."
+    if gives_nothing(plan) or arm.energy_change is None or no_change(arm):
+        return "No saving was found: clocks stay as they are."
+    change = arm.energy_change
+    against = "" if plan.baseline.is_auto else f" against {plan.baseline}"
+    text = f"{_size(change, arm.energy_interval)} of energy{against}"
+    if change > 0.0:
+        return f"Takes {text} more{_margin(change, arm.energy_interval)}."
+    kwh = -change * plan.auto.energy_j / plan.auto.time_s * _YEAR_S / KWH_J
+    year = f"{_two_digits(kwh)} kWh or {_two_digits(kwh * PRICE_EUR)} EUR"
+    most = "at most " if free else ""
+    return (
+        f"Saves {most}{text}{_margin(change, arm.energy_interval)}: "
+        f"{year} a GPU-year, at {PRICE_EUR:g} EUR/kWh."
+    )
+
+
+def _takes(plan: "Plan") -> str:
+    arm = plan.headline
+    if gives_nothing(plan) or arm.time_change is None:
+        budget = plan.max_slowdown
+        within = "" if budget is None else f" {plain_percent(budget)} % more time was allowed."
+        return f"Takes no more time.{within}"
+    return f"{_time(arm, plan.max_slowdown)}{_if_clocks(plan)}."
+
+
+def _time(arm: Arm, budget: float | None) -> str:
+    change = arm.time_change or 0.0
+    notes = [_margin(change, arm.time_interval).strip(" ()")]
+    notes += [] if budget is None else [f"{plain_percent(budget)} % allowed"]
+    if abs(change) < _SHOWN:
+        text = "Takes no more time"
+    else:
+        way = "more" if change > 0.0 else "less"
+        text = f"Takes {_size(change, arm.time_interval)} {way} time"
+    said = "; ".join(filter(None, notes))
+    return f"{text} ({said})" if said else text
+
+
+def _if_clocks(plan: "Plan") -> str:
+    """Say on which time to change clocks an answer hangs, and what it is at another."""
+    if plan.bound is plan.chosen:
+        text = ", if clocks changed at once, which no GPU can"
+        ends = (plan.latency_curve[:1], plan.latency_curve[-1:])
+        known = [f"{_saved(point)} if they take {_lasts(point)}" for at in ends for point in at]
+        return f"{text}; {', '.join(known)}" if known else text
+    schedule = plan.schedule
+    if schedule is None or not schedule.switches:
+        return ", with one pair of clocks throughout"
+    if schedule.latency.startswith(("as ", "of ")):
+        return ", at the measured speed of changing clocks"
+    text = f", if clocks take {schedule.latency.partition(',')[0]} to change"
+    best = plan.latency_curve[0] if plan.latency_range_s and plan.latency_curve else None
+    if best is None or no_change(best):
+        return text
+    return f"{text}; {_saved(best)} if {_lasts(best)}"
+
+
+def _saved(point: LatencyPoint) -> str:
+    change = point.energy_change
+    return "saves nothing" if change is None or change >= 0.0 else f"saves {_size(change, None)}"
+
+
+def _lasts(point: LatencyPoint) -> str:
+    return format_duration(point.latency_s)
+
+
+def _rests_on(plan: "Plan", validation: "Validation | None") -> str:
+    text = _EVIDENCE[plan.evidence].format(plan.gpu.name)
+    if plan.carried is not None:
+        text += f"; carried over from {plan.carried.workload}, for this step was not measured"
+    if plan.accounting is Accounting.ISOLATED:
+        text += "; kernels measured alone, added up"
+    if gives_nothing(plan):
+        return f"{text}."
+    if plan.headline.energy_interval is None:
+        exact = plan.provenance is not None and plan.provenance.table
+        text += "; its rows taken as exact" if exact else "; how sure was not worked out"
+    elif not is_unsure(plan):
+        text += "; \N{PLUS-MINUS SIGN} is a 95 % interval"
+    if validation is None or validation.verdict is None:
+        return f"{text}."
+    energy, time = (
+        format_percent(each.mean, digits=1)
+        for each in (validation.energy_change, validation.time_change)
+    )
+    return (
+        f"{text}. Run again {validation.repeats} times, {validation.evidence}: "
+        f"energy {energy}, time {time}: promise {validation.verdict}."
+    )
+
+
+def _digits(change: float, interval: Interval) -> int:
+    narrow = interval is not None and 0.5 * (interval[1] - interval[0]) < _NARROW
+    return 2 if narrow or abs(change) < _FINE else 1
+
+
+def _size(change: float, interval: Interval) -> str:
+    return f"{abs(100.0 * change):.{_digits(change, interval)}f} %"
+
+
+def _margin(change: float, interval: Interval) -> str:
+    """Write half the width of an interval to stand behind a number; nothing where unknown."""
+    if interval is None:
+        return ""
+    half = 50.0 * (interval[1] - interval[0])
+    return f" (\N{PLUS-MINUS SIGN} {half:.{_digits(change, interval)}f})"
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):.15g}"
