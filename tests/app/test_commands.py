@@ -96,7 +96,6 @@ def test_the_demo_leaves_its_files_and_a_table(
     said = capsys.readouterr().out
 
     assert "Simulated RTX 3080 Ti" in said
-    assert "Run again 2 times" in said
     assert "clocks chosen" not in said
     assert len(said.splitlines()) <= 15
     assert {path.name for path in Path("underclock-demo").iterdir()} == {
@@ -266,7 +265,7 @@ def test_a_step_that_cannot_be_isolated_is_measured_and_planned_whole(
 
     main(["plan", "s.db", "--max-slowdown", "5%", "-o", "plan.json"])
     shown = capsys.readouterr()
-    assert "best fixed clock" in shown.out
+    assert shown.out.startswith("No saving is promised: energy changes by")
     assert "per kernel" not in shown.out
     assert "those do not say which pass draws what" in shown.err
 

@@ -48,7 +48,7 @@ def test_answers_come_while_samples_are_taken(
     assert "energy" in shown[0]
     assert 1 < len(shown) < len(steps)
     made = plan(path, _GOAL)
-    assert f"at {made.launch_clocks[0]}" in shown[-1]
+    assert f"At {made.launch_clocks[0]}" in shown[-1]
     assert ("more of GPU time would measure it to ±" in shown[-1]) == bool(answers.more(made))
 
 

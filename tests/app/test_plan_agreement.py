@@ -96,7 +96,7 @@ def check_outlets(made: Plan) -> None:
     assert nothing == (
         made.sets_nothing or text == "+0.00 % energy at +0.00 % time" or is_unsure(made)
     )
-    first = re.match(r"(Saves|Takes) (?:at most )?(\d+\.\d+) % of energy", made.answer[0])
+    first = re.match(r"(Saves|Takes) (?:at most )?(\d+\.\d+) % (?:of|more) energy", made.answer[0])
     assert nothing or first is not None
     if first:
         saved = float(first[2]) * (1.0 if first[1] == "Saves" else -1.0)

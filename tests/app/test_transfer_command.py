@@ -55,7 +55,7 @@ def test_a_plan_is_carried_over_and_says_how(
     made, text = read_document(files / "carried.json", Plan), " ".join(said.out.split())
 
     assert "Carried over from samples of gpt3-125m" in text
-    assert "carried over, simulated on" in text
+    assert "carried over from gpt3-125m" in text
     assert "same role, other shape" in text
     assert "planned on the step's own samples" in text
     assert "was not measured" in said.err

@@ -74,6 +74,7 @@ def command(
     from underclock.core.planning.best_choice import Goal
     from underclock.records import Plan
     from underclock.report import plan_parts
+    from underclock.report.answer import carried_sentence
     from underclock.store import as_record, kind_of
 
     to.check(plan, step, samples, anew)
@@ -99,4 +100,5 @@ def command(
     made = transfer(
         plan, step, samples=samples, goal=goal, latency=latency, anew=anew, confirm=wanted
     )
-    to.give(made, lambda: plan_parts(made, f"{to.output or 'plan.json'}"))
+    said = carried_sentence(made) or ""
+    to.give(made, lambda: (*plan_parts(made, f"{to.output or 'plan.json'}"), said))

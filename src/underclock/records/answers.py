@@ -74,14 +74,14 @@ def _saves(plan: "Plan") -> str:
         return "No saving was found: clocks stay as they are."
     change = arm.energy_change
     against = "" if plan.baseline.is_auto else f" against {plan.baseline}"
-    text = f"{_size(change, arm.energy_interval)} of energy{against}"
+    size, margin = _size(change, arm.energy_interval), _margin(change, arm.energy_interval)
     if change > 0.0:
-        return f"Takes {text} more{_margin(change, arm.energy_interval)}."
+        return f"Takes {size} more energy{against}{margin}."
     kwh = -change * plan.auto.energy_j / plan.auto.time_s * _YEAR_S / KWH_J
     year = f"{_two_digits(kwh)} kWh or {_two_digits(kwh * PRICE_EUR)} EUR"
     most = "at most " if free else ""
     return (
-        f"Saves {most}{text}{_margin(change, arm.energy_interval)}: "
+        f"Saves {most}{size} of energy{against}{margin}: "
         f"{year} a GPU-year, at {PRICE_EUR:g} EUR/kWh."
     )
 
@@ -90,8 +90,8 @@ def _takes(plan: "Plan") -> str:
     arm = plan.headline
     if gives_nothing(plan) or arm.time_change is None:
         budget = plan.max_slowdown
-        within = "" if budget is None else f" {plain_percent(budget)} % more time was allowed."
-        return f"Takes no more time.{within}"
+        within = "" if budget is None else f"; {plain_percent(budget)} % more was allowed"
+        return f"Takes no more time{within}{_if_clocks(plan)}."
     return f"{_time(arm, plan.max_slowdown)}{_if_clocks(plan)}."
 
 
@@ -116,12 +116,14 @@ def _if_clocks(plan: "Plan") -> str:
         known = [f"{_saved(point)} if they take {_lasts(point)}" for at in ends for point in at]
         return f"{text}; {', '.join(known)}" if known else text
     schedule = plan.schedule
-    if schedule is None or not schedule.switches:
+    best = plan.latency_curve[0] if plan.latency_range_s and plan.latency_curve else None
+    if gives_nothing(plan) and (schedule is None or best is None or no_change(best)):
+        return ""
+    if schedule is None or not (schedule.switches or gives_nothing(plan)):
         return ", with one pair of clocks throughout"
     if schedule.latency.startswith(("as ", "of ")):
         return ", at the measured speed of changing clocks"
     text = f", if clocks take {schedule.latency.partition(',')[0]} to change"
-    best = plan.latency_curve[0] if plan.latency_range_s and plan.latency_curve else None
     if best is None or no_change(best):
         return text
     return f"{text}; {_saved(best)} if {_lasts(best)}"

@@ -72,6 +72,8 @@ def next_sentence(plan: Plan, file: str, train: str = "") -> str:
 
 def _more_time(plan: Plan) -> str:
     offers = larger_budgets(plan)
+    if plan.latency_range_s and plan.latency_curve and not no_change(plan.latency_curve[0]):
+        return "measure how long your GPU takes: underclock latency --gpu nvml:0 -o latency.json"
     if not offers or round(offers[-1][1], 3) >= 0.0:
         return "nothing to do; no clocks are worth changing here"
     slowdown, change = offers[-1]

@@ -361,9 +361,9 @@ def achievable(low: float | None, high: float = 0.0, *, energy_change: float = -
         (
             Arm(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL),
             "No saving was found: clocks stay as they are.",
-            "Takes no more time. 0 % more time was allowed.",
+            "Takes no more time; 0 % more was allowed.",
         ),
-        (achievable(None, energy_change=0.02), "Takes 2.0 % of energy more.", "Takes 0.10 % more"),
+        (achievable(None, energy_change=0.02), "Takes 2.0 % more energy.", "Takes 0.10 % more"),
     ],
 )
 def test_the_answer_is_of_the_clocks_that_are_held(arm: Arm, saves: str, takes: str) -> None:
