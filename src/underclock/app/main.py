@@ -54,13 +54,8 @@ GONE_OPTIONS: Final[dict[str, str]] = {
     "underclock plan --aggregate": '`underclock.Goal(aggregate="local")` in Python lets each '
     "kernel keep the budget",
     "underclock run --node-power": "ranks keep the power limits they have; nvidia-smi -pl sets any",
-    "underclock tune --arms": "tune ends with the `underclock run --arms auto,plan` that compares",
     "underclock transfer --own": "those samples go beside the plan that -o names",
     "underclock validate --tolerance": "`underclock.validate(..., tolerance=0.001)` in Python",
-    "underclock --install-completion": (
-        'eval "$(_UNDERCLOCK_COMPLETE=bash_source underclock)" lets a shell complete; zsh_source '
-        "and fish_source too"
-    ),
 }
 """By the command that had the option, as it was typed, and the option."""
 
