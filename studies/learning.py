@@ -1,22 +1,24 @@
 """Clocks learned in a running job, against the best there are. Fills docs/evidence/learning.md.
 
-    OMP_NUM_THREADS=1 python studies/learning.py [--jobs 2] [--seeds 6]
+    OMP_NUM_THREADS=1 python studies/learning.py [--jobs 2] [--seeds 6] [--smooth] [--only PART]
 
 The learner chooses, and a board's physics says what a block then takes and draws under its power
-cap: simulated, by the same functions as the simulated GPUs, with noise. Pieces are the modules of
-layers, as marks cut them; clocks change at once, and segments are as long as if that took 6 ms. A
-block is two seconds of steps. Noise: 0.4 % of a block's energy, 0.3 % of a piece's time, heat that
-drifts, 3 MHz of the clock read, and one block in a hundred up to 5 % longer. The learner sees
-readings and nothing else.
+cap: simulated, by the same functions as the simulated GPUs, with noise. Every job runs on a unit of
+its own: levels and bands of power over clock, speed lost at the cap, as boards have them; with
+``--smooth`` on boards that follow equations. Pieces are the modules of layers, as marks cut them;
+clocks change at once, and a segment lasts twice the switching latency. A block is two seconds of
+steps. Noise: 0.4 % of a block's energy, 0.3 % of a piece's time, heat that drifts, 3 MHz of the
+clock read, and one block in a hundred up to 5 % longer. The learner sees readings and nothing else.
 """
 
 import argparse
 import itertools
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,23 +27,28 @@ from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Effort, Problem, solve
 from underclock.core.step.power_cap import LaunchCosts, PowerCap, SettledStep, settle, under_ceiling
 from underclock.gpus.models import gpu_model
+from underclock.hw.simulated.boards import Unit
 from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.pieces import merged_kinds
 from underclock.learning.response import BlockReading
 from underclock.physics.cap import SIMULATED
-from underclock.physics.costs import boost_mhz, busy_w, duration_s
+from underclock.physics.costs import boost_mhz, busy_w, duration_s, idle_w
 from underclock.records import Clocks, Kernel
 from underclock.workloads import workload
 
 GPUS = ("rtx3080ti", "a100", "a40", "h200")
-MODELS = ("gpt3-125m", "gpt3-xl")
+MODELS = ("gpt3-125m", "gpt3-350m", "gpt3-xl")
 BUDGETS = (0.01, 0.03)
-_LEAST_S, _MOST_SEGMENTS = 2.0 * 6e-3, 12
+LATENCIES_S = (0.006, 0.02, 0.1)
+_MOST_SEGMENTS = 12
 _BLOCK_S, _MOST_BLOCKS = 2.0, 700
 _BIN_MHZ = 8.0  # that a clock read may be lower than asked for, where the cap does not hold it
 _TEMPERATURE_C = 65.0
 _SETTLES_S = 0.5  # with the block's own time
 _ODD, _NEAR = 0.01, 0.001  # of blocks; of energy: clocks are as good as others
+_EXACT, _TRIES = 1e-4, 12  # of time, about the budget; budgets that the knapsack gets
+_WANTED = 0.9  # of what the best clocks of segments save
+_SLOW = 1.04  # times as long as its neighbours the slow board of a job computes; assumed
 _MODULES = {
     "attn": ("permute", "bgemm", "softmax"),
     **{name: (name,) for name in ("qkv", "attproj", "fcproj", "gelu", "fc")},
@@ -49,119 +56,224 @@ _MODULES = {
 """Modules of a layer, by words in their kernels' names; the rest is of none."""
 
 
-class Board:
-    """A step on a board, by its physics.
+@dataclass(frozen=True)
+class Cell:
+    """What is learned, and where.
 
     Attributes:
-        core_mhz: That the board lists up to its boost; the last is what auto asks for.
-        kinds: Of each piece, its pass and module.
+        busy: Share of the step at auto in which the GPU works; else it waits for the host.
+        gpus: Of the job; one of several is slow, and in its last piece each waits for that one.
+        scatter: Of a step's time from step to step, as a fraction.
     """
 
-    def __init__(self, gpu: str, model: str) -> None:
-        board, step = gpu_model(gpu), workload(model)
-        boost = boost_mhz(board.constants, _TEMPERATURE_C)
+    gpu: str
+    model: str
+    budget: float = 0.01
+    latency_s: float = 0.006
+    busy: float = 1.0
+    gpus: int = 1
+    scatter: float = 0.0
+    same: bool = False  # whether all clocks take and draw alike
+
+
+class Board:
+    """One board with its step: what each launch takes and draws at each clock, cap apart."""
+
+    def __init__(self, cell: Cell, unit: int, slow: float) -> None:
+        board, step = gpu_model(cell.gpu), workload(cell.model)
+        made = Unit.of(board, unit)
+        gpu, boost = made.constants(board.constants), boost_mhz(board.constants, _TEMPERATURE_C)
         self.core_mhz = [m for m in board.core_mhz if 0.5 * boost <= m <= boost + 1]
         core = np.array(self.core_mhz, dtype=float)
         mem = np.full(len(core), float(board.mem_mhz[-1]))
-        costs = [(board.constants, board.kernel(kernel), core, mem) for kernel in step.kernels]
-        times = np.array([duration_s(*each) for each in costs])
-        powers = np.array([busy_w(*each, _TEMPERATURE_C) for each in costs])
-        order = np.array(step.order)
+        at = np.searchsorted(board.core_mhz, self.core_mhz)
+        costs = [(gpu, board.kernel(kernel), core, mem) for kernel in step.kernels]
+        times = np.array([duration_s(*each) for each in costs]) * made.time[at] * slow
+        powers = np.array([busy_w(*each, _TEMPERATURE_C) for each in costs]) * made.power[at]
+        self._idle_w = idle_w(gpu, core, mem, _TEMPERATURE_C) * made.power[at]
+        waits = np.maximum(times[:, -1:] / cell.busy - times, 0.0)
         settings = tuple(Clocks(core_mhz=mhz) for mhz in self.core_mhz)
-        self._launches = LaunchCosts(settings=settings, time_s=times, energy_j=times * powers)
-        self._cap = PowerCap(
-            limit_w=board.limit_w[0], order=order, boost=len(core) - 1, fading=SIMULATED
+        self.launches = LaunchCosts(
+            settings=settings, time_s=times + waits, energy_j=times * powers + waits * self._idle_w
         )
-        cut = itertools.groupby((step.kernels[at].pass_, _module(step.kernels[at])) for at in order)
-        self.kinds, lengths = zip(*((kind, len([*some])) for kind, some in cut), strict=True)
-        self.piece = np.repeat(np.arange(len(lengths)), lengths)
-        self.auto = self.run(np.full(len(lengths), len(core) - 1))
+        self.order, self._lost = np.array(step.order), made.lost
+        self._cap = PowerCap(
+            limit_w=board.limit_w[0], order=self.order, boost=len(core) - 1, fading=SIMULATED
+        )
 
-    def run(self, pieces: Ints) -> SettledStep:
-        """Return how a step runs with a clock for each piece, as an index of `core_mhz`."""
-        return settle(self._cap, self._launches, pieces[self.piece])
+    def run(self, launches: Ints) -> SettledStep:
+        """Return how a step runs, the clock of each launch given as an index of `core_mhz`."""
+        step = settle(self._cap, self.launches, launches)
+        asked_mhz = np.array(self.core_mhz)[launches]
+        longer = 1.0 + self._lost * np.maximum(asked_mhz / step.core_mhz - 1.0, 0.0)
+        return replace(step, time_s=step.time_s * longer, energy_j=step.energy_j * longer)
+
+    def wait_w(self, at: int) -> float:
+        """Return what it draws while it waits for another board."""
+        return float(self._idle_w[at])
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One step of all boards."""
+
+    pieces_s: Floats  # of the slowest board
+    energy_j: float
+    read_mhz: float
+
+    @property
+    def time_s(self) -> float:
+        """Until the slowest has ended."""
+        return float(self.pieces_s.sum())
+
+
+class Job:
+    """The boards of a job, which take the same clocks in the same steps.
+
+    Attributes:
+        kinds: Of each piece, its pass and module.
+    """
+
+    def __init__(self, cell: Cell, seed: int, *, smooth: bool) -> None:
+        numbers = (
+            [0] * cell.gpus if smooth else range(1 + seed * cell.gpus, 1 + (seed + 1) * cell.gpus)
+        )
+        slow = [_SLOW] + [1.0] * (cell.gpus - 1) if cell.gpus > 1 else [1.0]
+        self.boards = [Board(cell, unit, each) for unit, each in zip(numbers, slow, strict=True)]
+        self.core_mhz, order = self.boards[0].core_mhz, self.boards[0].order
+        kernels = workload(cell.model).kernels
+        cut = itertools.groupby((kernels[at].pass_, _module(kernels[at])) for at in order)
+        self.kinds, lengths = zip(*((kind, len([*some])) for kind, some in cut), strict=True)
+        self._piece, self._cell = np.repeat(np.arange(len(lengths)), lengths), cell
+        self._known = dict[bytes, Iteration]()
+        self.auto = self.run(np.full(len(lengths), len(self.core_mhz) - 1))
+
+    def run(self, pieces: Ints) -> Iteration:
+        """Return one step with a clock for each piece, as an index of `core_mhz`."""
+        if self._cell.same and self._known:
+            return self.auto
+        if (known := self._known.get(pieces.tobytes())) is None:
+            steps = [board.run(pieces[self._piece]) for board in self.boards]
+            lasts_s = [float(step.time_s.sum()) for step in steps]
+            slowest = steps[int(np.argmax(lasts_s))]
+            energy_j = sum(
+                float(step.energy_j.sum()) + board.wait_w(int(pieces[-1])) * (max(lasts_s) - own_s)
+                for board, step, own_s in zip(self.boards, steps, lasts_s, strict=True)
+            )
+            read = [each.core_mhz @ each.time_s / each.time_s.sum() for each in steps]
+            pieces_s = np.bincount(self._piece, weights=slowest.time_s).astype(np.float64)
+            known = Iteration(pieces_s, energy_j, float(np.mean(read)))
+            self._known[pieces.tobytes()] = known
+        return known
 
     def change(self, pieces: Ints) -> tuple[float, float]:
         """Return time and energy against auto, as fractions."""
-        now, auto = self.run(pieces), self.auto
-        time, energy = (
-            now.time_s.sum() / auto.time_s.sum(),
-            now.energy_j.sum() / auto.energy_j.sum(),
-        )
-        return float(time - 1.0), float(energy - 1.0)
+        now = self.run(pieces)
+        return now.time_s / self.auto.time_s - 1.0, now.energy_j / self.auto.energy_j - 1.0
 
-    def best_clock(self, budget: float) -> float:
-        """Return the change of energy of the best clock for the step within a budget of time."""
-        changes = (self.change(np.full(len(self.kinds), at)) for at in range(len(self.core_mhz)))
-        return min(energy for time, energy in changes if time <= budget)
+    def best_clock(self) -> float:
+        """Return the change of energy of the best clock for the step within the budget of time."""
+        changes = [self.change(np.full(len(self.kinds), at)) for at in range(len(self.core_mhz))]
+        return min((energy for time, energy in changes if time <= self._cell.budget), default=0.0)
 
-    def best_segments(self, budget: float) -> tuple[int, float]:
+    def best_segments(self) -> tuple[int, float]:
         """Return how many segments there are, and the change of energy of their best clocks.
 
-        The knapsack knows no cap; where its clocks take longer under it, it gets a smaller budget.
+        The knapsack knows no cap; where its clocks take longer under it, it gets a smaller budget,
+        and a greater one where a cap that is not reached gives time back.
         """
-        lasts_s = np.bincount(self.piece, weights=self.auto.time_s)
-        segment = np.array(merged_kinds(self.kinds, lasts_s.tolist(), _LEAST_S, _MOST_SEGMENTS))
-        sums = np.zeros((2, segment.max() + 1, len(self.core_mhz)))
-        for table, each in zip(sums, (self._launches.time_s, self._launches.energy_j), strict=True):
-            np.add.at(table, segment[self.piece], each[self._cap.order])
-        best, over, less = 0.0, math.inf, 0.0
-        while over > 0.0:
-            budget_s = self.auto.time_s.sum() * (1.0 + budget - less)
-            problem = Problem(time_s=sums[0], energy_j=sums[1], budget_s=budget_s)
-            time, best = self.change(solve(problem, Effort.QUICK).choice[segment])
-            over = time - budget
-            less += over
+        lasts_s, cell = self.auto.pieces_s.tolist(), self._cell
+        segment = np.array(merged_kinds(self.kinds, lasts_s, 2.0 * cell.latency_s, _MOST_SEGMENTS))
+        shape = len(self.boards), 2, segment.max() + 1, len(self.core_mhz)
+        sums = np.zeros(shape)
+        for table, board in zip(sums, self.boards, strict=True):
+            for each, of in zip(
+                table, (board.launches.time_s, board.launches.energy_j), strict=True
+            ):
+                np.add.at(each, segment[self._piece], of[board.order])
+        time_s = sums[int(np.argmax(sums[:, 0, :, -1].sum(axis=1))), 0]
+        energy_j = sums[:, 1].sum(axis=0)
+        for table, board in zip(sums, self.boards, strict=True):
+            energy_j += (time_s - table[0]) * np.array([board.wait_w(at) for at in range(shape[3])])
+        best, less = self.best_clock(), 0.0
+        for _ in range(_TRIES):
+            budget_s = self.auto.time_s * (1.0 + cell.budget - less)
+            choice = solve(
+                Problem(time_s=time_s, energy_j=energy_j, budget_s=budget_s), Effort.QUICK
+            ).choice
+            time, energy = self.change(choice[segment]) if len(choice) else (0.0, 0.0)
+            if time <= cell.budget:
+                best = min(best, energy)
+            if abs(time - cell.budget) < _EXACT:
+                break
+            less += 0.7 * (time - cell.budget)
         return int(segment.max()) + 1, best
+
+    def chosen(self, learner: Learner) -> Ints:
+        """Return the clock of each piece as an index of `core_mhz`."""
+        choice = learner.choice[np.array(learner.segments)]
+        mhz = [self.core_mhz[-1] if at < 0 else learner.core_mhz[at] for at in choice.tolist()]
+        return np.searchsorted(self.core_mhz, mhz)
 
 
 def _module(kernel: Kernel) -> str:
     return next((key for key, of in _MODULES.items() if any(w in kernel.name for w in of)), "")
 
 
-class Learned(NamedTuple):
+@dataclass(frozen=True)
+class Learned:
     """What came of one job; changes are true ones against auto, without noise."""
 
     energy: float
     time: float
+    best_clock: float
+    best: float
+    segments: int
     found_s: float  # until one clock within 0.1 points of the best one was held
     trial: tuple[float, float]  # interval of the change of energy
     took_s: float
     lost: float  # mean of time over auto while learning, as a fraction
     worst: float  # the same of the worst minute
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the trial's interval holds the truth."""
+        return self.trial[0] <= self.energy <= self.trial[1]
 
-def learned(gpu: str, model: str, budget: float, seed: int, *, same: bool = False) -> Learned:
-    """Run a job until clocks are held; the ``same`` is all that any clock takes and draws."""
-    board, random = Board(gpu, model), np.random.default_rng(seed)
-    best_clock = board.best_clock(budget)
-    learner = Learner(board.core_mhz, kinds=board.kinds, budget=budget, seed=seed)
-    learner.least_s = _LEAST_S
+
+def learned(cell: Cell, seed: int, smooth: bool) -> Learned:  # noqa: FBT001 - of a pool
+    """Run a job until clocks are held."""
+    job, random = Job(cell, seed, smooth=smooth), np.random.default_rng(seed)
+    best_clock, (segments, best) = job.best_clock(), job.best_segments()
+    learner = Learner(job.core_mhz, kinds=job.kinds, budget=cell.budget, seed=seed)
+    learner.least_s = 2.0 * cell.latency_s
     drift, now_s, blocks = 0.0, 0.0, list[tuple[float, float, float, bool]]()
     while learner.stage is not LearningStage.HELD and len(blocks) < _MOST_BLOCKS:
-        is_auto, pieces = bool(learner.choice[0] < 0), _pieces(board, learner)
-        runs = board.auto if same else board.run(pieces)
+        is_auto, pieces = bool(learner.choice[0] < 0), job.chosen(learner)
+        runs = job.run(pieces)
         drift = 0.98 * drift + random.normal(0.0, 0.002)
+        steps = math.ceil(_BLOCK_S / runs.time_s)
         odd = 1.0 + (0.05 * random.random() if random.random() < _ODD else 0.0)
-        step_s = runs.time_s.sum()
-        steps = math.ceil(_BLOCK_S / step_s)
-        now_s += steps * step_s + _SETTLES_S
-        blocks.append((now_s, *board.change(pieces), len({*pieces.tolist()}) == 1))
-        seen_j = runs.energy_j.sum() * (1.0 + drift) * math.exp(random.normal(0.0, 0.004)) * odd
-        times_s: Floats = np.bincount(board.piece, weights=runs.time_s).astype(np.float64)
-        read_mhz = float(runs.core_mhz @ runs.time_s / step_s) + random.normal(0.0, 3.0)
-        asked_mhz = np.array(board.core_mhz, dtype=float)[pieces]  # at auto the highest
-        ran_mhz = under_ceiling(asked_mhz, times_s, read_mhz + (0.0 if is_auto else _BIN_MHZ))
-        times_s *= np.exp(random.normal(0.0, 0.003, len(times_s))) * odd
-        of = {"times_s": times_s, "energy_j": float(seen_j), "steps": steps}
+        odd *= math.exp(random.normal(0.0, cell.scatter / math.sqrt(steps)))
+        now_s += steps * runs.time_s + _SETTLES_S
+        blocks.append((now_s, *job.change(pieces), len({*pieces.tolist()}) == 1))
+        energy_j = runs.energy_j * (1.0 + drift) * math.exp(random.normal(0.0, 0.004)) * odd
+        read_mhz = runs.read_mhz + random.normal(0.0, 3.0) + (0.0 if is_auto else _BIN_MHZ)
+        asked_mhz = np.array(job.core_mhz, dtype=float)[pieces]  # at auto the highest
+        ran_mhz = under_ceiling(asked_mhz, runs.pieces_s, read_mhz)
+        times_s = runs.pieces_s * np.exp(random.normal(0.0, 0.003, len(pieces))) * odd
+        of = {"times_s": times_s, "energy_j": float(energy_j), "steps": steps}
         learner.ended(BlockReading(at_auto=is_auto, core_mhz=ran_mhz, **of))
-    time, energy = board.change(_pieces(board, learner))
+    time, energy = job.change(job.chosen(learner))
     near = (s for s, _, tried, one in blocks if one and tried <= best_clock + _NEAR)
     minutes = itertools.groupby(blocks, lambda block: int(block[0] // 60.0))
     saving = learner.saving
     return Learned(
         energy=energy,
         time=time,
+        best_clock=best_clock,
+        best=best,
+        segments=segments,
         found_s=next(near, now_s),
         trial=(saving[0].interval if saving else None) or (-math.inf, math.inf),
         took_s=now_s,
@@ -170,34 +282,47 @@ def learned(gpu: str, model: str, budget: float, seed: int, *, same: bool = Fals
     )
 
 
-def _pieces(board: Board, learner: Learner) -> Ints:
-    """Return the clock of each piece as an index of the board's."""
-    choice = learner.choice[np.array(learner.segments)]
-    mhz = [board.core_mhz[-1] if at < 0 else learner.core_mhz[at] for at in choice.tolist()]
-    return np.searchsorted(board.core_mhz, mhz)
+HEAD = "|one clock|segments|best|learned|of best|cells ≥ 90 %|worse than one clock by|time|"
+HEAD += "one found in|ended in|time lost|inside"
 
 
-def rows(found: dict[tuple[str, str, float], list[Learned]]) -> Iterator[tuple[str, ...]]:
-    """Yield the page's table: a line for each board, model and budget."""
-    head = "GPU, model, budget|one clock|segments|best|learned|worst|time|one found in|ended in|"
-    yield tuple(f"{head}time lost|inside".split("|"))
-    for (gpu, model, budget), some in found.items():
-        board, energies = Board(gpu, model), [each.energy for each in some]
-        inside = sum(each.trial[0] <= each.energy <= each.trial[1] for each in some)
-        count, best = board.best_segments(budget)
-        yield (
-            f"`sim:{gpu}`, {model}, {budget:.0%}",
-            percent(board.best_clock(budget)),
-            str(count),
-            percent(best),
-            percent(fmean(energies)),
-            percent(max(energies)),
-            percent(max(each.time for each in some)),
-            f"{fmean(each.found_s for each in some):.0f} s",
-            f"{fmean(each.took_s for each in some):.0f} s",
-            f"{percent(fmean(e.lost for e in some))}, {percent(max(e.worst for e in some))}",
-            f"{inside} of {len(some)}",
-        )
+def row(name: str, found: dict[Cell, list[Learned]]) -> tuple[str, ...]:
+    """Return one line of a table: the mean of some cells."""
+    jobs = [each for some in found.values() for each in some]
+    shares = {cell: _mean(some, "energy") / _mean(some, "best") for cell, some in found.items()}
+    worse = max(_mean(some, "energy") - _mean(some, "best_clock") for some in found.values())
+    held = [each for each in jobs if each.energy]
+    segments = sorted({each.segments for each in jobs})
+    return (
+        name,
+        percent(_mean(jobs, "best_clock")),
+        f"{segments[0]}" if len(segments) == 1 else f"{segments[0]} to {segments[-1]}",
+        percent(_mean(jobs, "best")),
+        percent(_mean(jobs, "energy")),
+        f"{_mean(jobs, 'energy') / _mean(jobs, 'best'):.0%}",
+        f"{sum(share >= _WANTED for share in shares.values())} of {len(shares)}",
+        f"{100 * max(worse, 0.0):.2f}",
+        percent(max(each.time - cell.budget for cell, some in found.items() for each in some)),
+        f"{_mean(jobs, 'found_s'):.0f} s",
+        f"{_mean(jobs, 'took_s'):.0f} s",
+        f"{percent(_mean(jobs, 'lost'))}, {percent(max(each.worst for each in jobs))}",
+        f"{sum(each.is_inside for each in held)} of {len(held)}",
+    )
+
+
+def _mean(jobs: Sequence[Learned], name: str) -> float:
+    return fmean(getattr(each, name) for each in jobs)
+
+
+def parts() -> Iterator[tuple[str, str, Cell]]:
+    """Yield the part, the line of its table, and what is learned there."""
+    for gpu, latency_s, model, budget in itertools.product(GPUS, LATENCIES_S, MODELS, BUDGETS):
+        name = f"`sim:{gpu}`, {budget:.0%}, {1e3 * latency_s:.0f} ms"
+        yield "steps", name, Cell(gpu, model, budget, latency_s)
+    for gpu, model, budget in itertools.product(GPUS, MODELS[:2], BUDGETS):
+        for busy in (0.25, 0.6):
+            yield "jobs", f"GPU busy {busy:.0%}", Cell(gpu, model, budget, busy=busy)
+        yield "jobs", "four boards, one slow", Cell(gpu, model, budget, gpus=4)
 
 
 def main() -> None:
@@ -205,27 +330,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--smooth", action="store_true")
+    parser.add_argument("--only", default="")
     given = parser.parse_args()
-    cells = list(itertools.product(GPUS, MODELS, BUDGETS))
+    cells = [each for each in parts() if given.only in each[0]]
+    scattered = [Cell(gpu, MODELS[0], 0.03, 0.02, scatter=0.02) for gpu in GPUS]
+    same = Cell("a100", MODELS[0], same=True)
     with ProcessPoolExecutor(max_workers=given.jobs) as pool:
-        jobs = {
-            cell: [pool.submit(learned, *cell, seed) for seed in range(at, at + given.seeds)]
-            for at, cell in zip(itertools.count(step=given.seeds), cells, strict=False)
-        }
-        same = [
-            pool.submit(learned, "a100", "gpt3-125m", 0.01, seed, same=True) for seed in range(100)
+
+        def begin(cell: Cell, count: int, first: int) -> list:
+            seeds = range(first, first + count)
+            return [pool.submit(learned, cell, seed, given.smooth) for seed in seeds]
+
+        begun = [
+            (part, name, cell, begin(cell, given.seeds, at * given.seeds))
+            for at, (part, name, cell) in enumerate(cells)
         ]
-        found = {cell: [job.result() for job in some] for cell, some in jobs.items()}
-        claims = sum(job.result().trial[1] < 0.0 for job in same)
-    ran = [each for some in found.values() for each in some]
-    kept = sum(each.trial[0] <= each.energy <= each.trial[1] for each in ran if each.energy)
-    held = sum(bool(each.energy) for each in ran)
-    sums = (
-        f"Of {held} trials of clocks that were held, {kept} hold the true saving in their 95 % "
-        f"interval. Of 100 jobs in which no clock changes anything, {claims} seem to save."
+        trials = [] if given.only else [each for cell in scattered for each in begin(cell, 100, 0)]
+        nothing = [] if given.only else begin(same, 100, 0)
+        lines: dict[str, dict[str, dict[Cell, list[Learned]]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
+        for part, name, cell, some in begun:
+            lines[part][name][cell] = [each.result() for each in some]
+        held = [each for job in trials if (each := job.result()).energy]
+        claims = sum(job.result().trial[1] < 0.0 for job in nothing)
+    text = {
+        part: markdown([HEAD.split("|"), *(row(name, found) for name, found in some.items())])
+        for part, some in lines.items()
+    }
+    text["trials"] = (
+        f"Of {len(held)} trials of clocks that were held, with steps that scatter by 2 %, "
+        f"{sum(each.is_inside for each in held)} hold the true saving in their 95 % interval. Of "
+        f"{len(nothing)} jobs in which no clock changes anything, {claims} seem to save."
     )
-    repeats = f"{given.seeds} jobs a line."
-    fill("learning", {"one": f"{markdown(rows(found))}\n\n{sums}"}, repeats=repeats)
+    whole = not given.only and not given.smooth
+    fill("learning", text, repeats=f"{given.seeds} jobs a cell.", whole=whole)
 
 
 if __name__ == "__main__":
