@@ -30,6 +30,9 @@ _STATIC, _STATIC_SHARED, _STATIC_OWN = 0.4, 0.12, 0.08
 _EXPONENT, _EXPONENT_SHARED, _EXPONENT_OWN = 2.4, 0.6, 0.3  # f · V(f)²: 1 where V is flat, 3 else
 _LEVEL_TIME, _LEVEL_SHARED, _LEVEL_OWN = 0.01, 0.02, 0.2
 _BENT_POWER, _BENT_POWER_OWN, _BENDS_MHZ = 0.02, 0.01, 200.0
+# Levels of power over the clock, which all segments share: as wide as real boards have them, and
+# how far they reach (docs/evidence/calibration.md).
+_LEVELS = (0.05, 300.0), (0.005, 45.0)
 _DRIFT, _WANDERS = 0.02, 0.001  # of power: heat, at first; and from block to block
 _LEAST_NOISE = 0.002
 _ODD = 3.0  # deviations of the middle segment: from there on a block counts less
@@ -104,6 +107,8 @@ class Response:
             return made
 
         shared = power(_STATIC_SHARED, _EXPONENT_SHARED, _LEVEL_SHARED, _BENT_POWER)
+        apart_mhz = np.abs(self.core_mhz[:, None] - self.core_mhz)
+        shared += sum(wide**2 * np.exp(-apart_mhz / reach_mhz) for wide, reach_mhz in _LEVELS)
         own = power(_STATIC_OWN, _EXPONENT_OWN, _LEVEL_OWN, _BENT_POWER_OWN)
         covariance = np.zeros((count * len(ratio) + 1,) * 2)  # and the drift of all power
         covariance[:-1, :-1] = np.kron(np.ones((count, count)), shared)

@@ -270,8 +270,9 @@ class Between:
             power_w: Seen at each launch below each ceiling, ascending. Shape (n, C, ...).
             limit_w: Of all, or of each. Shape (n, 1, ...).
         """
-        fits = (power_w <= limit_w).cumprod(axis=1).sum(axis=1, keepdims=True)
-        highest = np.maximum(fits - 1, 0)
+        # A loop comes from above: where more clock draws less, the first that fits holds it.
+        least_w = np.minimum.accumulate(power_w[:, ::-1], axis=1)[:, ::-1]
+        highest = np.maximum((least_w <= limit_w).sum(axis=1, keepdims=True) - 1, 0)
         following = np.minimum(highest + 1, power_w.shape[1] - 1)
         below_w, above_w = (
             np.take_along_axis(power_w, ends, axis=1) for ends in (highest, following)
