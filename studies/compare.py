@@ -22,7 +22,6 @@ import click
 import msgspec
 import numpy as np
 
-from genetic import searched
 from pages import markdown, percent, run_command
 from underclock.app.options import FRACTION, baseline_option, file_argument, json_option
 from underclock.app.planning import costs_of
@@ -32,16 +31,12 @@ from underclock.core.model.costs import Costs, PredictedChange
 from underclock.core.planning.best_choice import (
     TIME_POWER,
     Goal,
-    as_neighbours,
     choice_cost,
     with_intervals,
 )
 from underclock.core.planning.chance_constraint import (
-    Aim,
-    Candidate,
     Proof,
     room,
-    within_confidence,
 )
 from underclock.core.planning.clock_changes import sequence_problem
 from underclock.core.planning.latency_constrained import achieved, settled_cost
@@ -82,7 +77,6 @@ _STEPS, _COUNTED = 2000, 1000  # of a controller, and the last of them
 _WAITED = 20  # steps after a late one before the controller tries a lower clock again
 _NOISE = 0.002  # of the time of a step, as the controller sees it: assumed
 _ARM = Strategy.KERNEL_GLOBAL  # the output gives every arm its policy's name
-_UNPROVEN = Proof(status=Status.BOUNDED, gap=None)
 
 
 class Choice(Record, frozen=True, kw_only=True):
@@ -301,29 +295,6 @@ def _least_product(contest: Contest, name: str) -> Rival:
     return Rival(name=name, free=free, achievable=achievable)
 
 
-def _genetic(contest: Contest, name: str) -> Rival:
-    """Every kernel's clocks by a genetic search, as in Wang et al. (ASPLOS 2025)."""
-    table, goal = contest.table, contest.goal
-    groups = grouped(table, Granularity.KERNEL)
-
-    def within(aim: Aim) -> Candidate | None:
-        budget_s = table.auto_time_s * (1.0 + aim.slowdown)
-        problem = Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s)
-        found = searched(problem, contest.seed)
-        return None if found is None else Candidate(setting=found, proof=_UNPROVEN)
-
-    best = within_confidence(goal.max_slowdown, within, contest.risk, TOLERANCE, priced=False)
-    free = _NOTHING
-    if best is not None:
-        free = contest.of_kernels(as_neighbours(table, best.setting), _UNPROVEN)
-
-    def pick(problem: Problem) -> Ints | None:
-        return searched(problem, contest.seed, contest.problem)
-
-    achievable = _followed(contest, stretches, pick)
-    return Rival(name=name, free=contest.no_worse(free), achievable=achievable)
-
-
 def _passes(contest: Contest, name: str) -> Rival:
     """One pair of clocks a pass."""
     kernels = contest.table.kernels
@@ -446,12 +417,11 @@ POLICIES: dict[str, tuple[str, Callable[[Contest, str], Rival]]] = {
     "feedback": ("feedback (BatchDVFS)", _feedback),
     "edp": ("EDP, each kernel", _least_product),
     "ed2p": ("ED²P, each kernel", _least_product),
-    "genetic": ("genetic, each kernel", _genetic),
     "pass": ("pass-level", _passes),
     "kernel_global": ("kernel, global (ours)", _kernels),
 }
 """Every policy by name, the simplest first: what it is called, and how it chooses."""
-_IN_STEP = frozenset({"edp", "ed2p", "genetic", "pass", "kernel_global"})  # change clocks inside
+_IN_STEP = frozenset({"edp", "ed2p", "pass", "kernel_global"})  # change clocks inside
 
 
 def compare(

@@ -1,14 +1,11 @@
 """Clocks learned in a running job, against the best there are. Fills docs/evidence/learning.md.
 
-    OMP_NUM_THREADS=1 python studies/learning.py [--jobs 2] [--seeds 6] [--smooth] [--only PART]
+    OMP_NUM_THREADS=1 python studies/learning.py [--seeds 6] [--smooth]
 
 The learner chooses, and a board's physics says what a block then takes and draws under its power
-cap: simulated, by the same functions as the simulated GPUs, with noise. Every job runs on a unit of
-its own: levels and bands of power over clock, speed lost at the cap, as boards have them; with
-``--smooth`` on boards that follow equations. Pieces are the modules of layers, as marks cut them;
-clocks change at once, and a segment lasts twice the switching latency. A block is two seconds of
-steps. Noise: 0.4 % of a block's energy, 0.3 % of a piece's time, heat that drifts, 3 MHz of the
-clock read, and one block in a hundred up to 5 % longer. The learner sees readings and nothing else.
+cap: simulated, by the same functions as the simulated GPUs, with noise. Each job runs on boards of
+its own, with levels of power over clock and speed lost at the cap; with ``--smooth`` on boards that
+follow equations. The page says what noise there is. The learner sees readings and nothing else.
 """
 
 import argparse
@@ -19,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,13 +39,12 @@ MODELS = ("gpt3-125m", "gpt3-350m", "gpt3-xl")
 BUDGETS = (0.01, 0.03)
 LATENCIES_S = (0.006, 0.02, 0.1)
 _MOST_SEGMENTS = 12
-_BLOCK_S, _MOST_BLOCKS = 2.0, 700
+_BLOCK_S, _SETTLES_S, _MOST_BLOCKS = 2.0, 0.5, 700
 _BIN_MHZ = 8.0  # that a clock read may be lower than asked for, where the cap does not hold it
 _TEMPERATURE_C = 65.0
-_SETTLES_S = 0.5  # with the block's own time
 _ODD, _NEAR = 0.01, 0.001  # of blocks; of energy: clocks are as good as others
 _EXACT, _TRIES = 1e-4, 12  # of time, about the budget; budgets that the knapsack gets
-_WANTED = 0.9  # of what the best clocks of segments save
+_TRIALS, _WANTED = 100, 0.9  # jobs a cell; of what the best clocks save
 _SLOW = 1.04  # times as long as its neighbours the slow board of a job computes; assumed
 _MODULES = {
     "attn": ("permute", "bgemm", "softmax"),
@@ -58,21 +55,15 @@ _MODULES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What is learned, and where.
-
-    Attributes:
-        busy: Share of the step at auto in which the GPU works; else it waits for the host.
-        gpus: Of the job; one of several is slow, and in its last piece each waits for that one.
-        scatter: Of a step's time from step to step, as a fraction.
-    """
+    """What is learned, and where."""
 
     gpu: str
     model: str
     budget: float = 0.01
     latency_s: float = 0.006
-    busy: float = 1.0
-    gpus: int = 1
-    scatter: float = 0.0
+    busy: float = 1.0  # share of auto's step in which the GPU works; else it waits for the host
+    gpus: int = 1  # of several one is slow, and the rest wait for it in their last piece
+    scatter: float = 0.0  # of a step's time from step to step, as a fraction
     same: bool = False  # whether all clocks take and draw alike
 
 
@@ -90,11 +81,11 @@ class Board:
         costs = [(gpu, board.kernel(kernel), core, mem) for kernel in step.kernels]
         times = np.array([duration_s(*each) for each in costs]) * made.time[at] * slow
         powers = np.array([busy_w(*each, _TEMPERATURE_C) for each in costs]) * made.power[at]
-        self._idle_w = idle_w(gpu, core, mem, _TEMPERATURE_C) * made.power[at]
+        self.wait_w = idle_w(gpu, core, mem, _TEMPERATURE_C) * made.power[at]
         waits = np.maximum(times[:, -1:] / cell.busy - times, 0.0)
         settings = tuple(Clocks(core_mhz=mhz) for mhz in self.core_mhz)
         self.launches = LaunchCosts(
-            settings=settings, time_s=times + waits, energy_j=times * powers + waits * self._idle_w
+            settings=settings, time_s=times + waits, energy_j=times * powers + waits * self.wait_w
         )
         self.order, self._lost = np.array(step.order), made.lost
         self._cap = PowerCap(
@@ -108,38 +99,23 @@ class Board:
         longer = 1.0 + self._lost * np.maximum(asked_mhz / step.core_mhz - 1.0, 0.0)
         return replace(step, time_s=step.time_s * longer, energy_j=step.energy_j * longer)
 
-    def wait_w(self, at: int) -> float:
-        """Return what it draws while it waits for another board."""
-        return float(self._idle_w[at])
 
-
-@dataclass(frozen=True)
-class Iteration:
+class Iteration(NamedTuple):
     """One step of all boards."""
 
-    pieces_s: Floats  # of the slowest board
+    time_s: float  # until the slowest has ended
+    pieces_s: Floats  # of that one
     energy_j: float
     read_mhz: float
 
-    @property
-    def time_s(self) -> float:
-        """Until the slowest has ended."""
-        return float(self.pieces_s.sum())
-
 
 class Job:
-    """The boards of a job, which take the same clocks in the same steps.
-
-    Attributes:
-        kinds: Of each piece, its pass and module.
-    """
+    """The boards of a job, which take the same clocks in the same steps."""
 
     def __init__(self, cell: Cell, seed: int, *, smooth: bool) -> None:
-        numbers = (
-            [0] * cell.gpus if smooth else range(1 + seed * cell.gpus, 1 + (seed + 1) * cell.gpus)
-        )
-        slow = [_SLOW] + [1.0] * (cell.gpus - 1) if cell.gpus > 1 else [1.0]
-        self.boards = [Board(cell, unit, each) for unit, each in zip(numbers, slow, strict=True)]
+        units = [0 if smooth else 1 + seed * cell.gpus + at for at in range(cell.gpus)]
+        slow = [_SLOW if cell.gpus > 1 else 1.0, *[1.0] * (cell.gpus - 1)]
+        self.boards = [Board(cell, *each) for each in zip(units, slow, strict=True)]
         self.core_mhz, order = self.boards[0].core_mhz, self.boards[0].order
         kernels = workload(cell.model).kernels
         cut = itertools.groupby((kernels[at].pass_, _module(kernels[at])) for at in order)
@@ -157,12 +133,13 @@ class Job:
             lasts_s = [float(step.time_s.sum()) for step in steps]
             slowest = steps[int(np.argmax(lasts_s))]
             energy_j = sum(
-                float(step.energy_j.sum()) + board.wait_w(int(pieces[-1])) * (max(lasts_s) - own_s)
+                float(step.energy_j.sum())
+                + float(board.wait_w[pieces[-1]]) * (max(lasts_s) - own_s)
                 for board, step, own_s in zip(self.boards, steps, lasts_s, strict=True)
             )
             read = [each.core_mhz @ each.time_s / each.time_s.sum() for each in steps]
             pieces_s = np.bincount(self._piece, weights=slowest.time_s).astype(np.float64)
-            known = Iteration(pieces_s, energy_j, float(np.mean(read)))
+            known = Iteration(max(lasts_s), pieces_s, energy_j, float(np.mean(read)))
             self._known[pieces.tobytes()] = known
         return known
 
@@ -176,16 +153,15 @@ class Job:
         changes = [self.change(np.full(len(self.kinds), at)) for at in range(len(self.core_mhz))]
         return min((energy for time, energy in changes if time <= self._cell.budget), default=0.0)
 
-    def best_segments(self) -> tuple[int, float]:
-        """Return how many segments there are, and the change of energy of their best clocks.
+    def best_segments(self) -> float:
+        """Return the change of energy of the best clocks of segments within the budget of time.
 
         The knapsack knows no cap; where its clocks take longer under it, it gets a smaller budget,
         and a greater one where a cap that is not reached gives time back.
         """
         lasts_s, cell = self.auto.pieces_s.tolist(), self._cell
         segment = np.array(merged_kinds(self.kinds, lasts_s, 2.0 * cell.latency_s, _MOST_SEGMENTS))
-        shape = len(self.boards), 2, segment.max() + 1, len(self.core_mhz)
-        sums = np.zeros(shape)
+        sums = np.zeros((len(self.boards), 2, segment.max() + 1, len(self.core_mhz)))
         for table, board in zip(sums, self.boards, strict=True):
             for each, of in zip(
                 table, (board.launches.time_s, board.launches.energy_j), strict=True
@@ -194,7 +170,7 @@ class Job:
         time_s = sums[int(np.argmax(sums[:, 0, :, -1].sum(axis=1))), 0]
         energy_j = sums[:, 1].sum(axis=0)
         for table, board in zip(sums, self.boards, strict=True):
-            energy_j += (time_s - table[0]) * np.array([board.wait_w(at) for at in range(shape[3])])
+            energy_j += (time_s - table[0]) * board.wait_w
         best, less = self.best_clock(), 0.0
         for _ in range(_TRIES):
             budget_s = self.auto.time_s * (1.0 + cell.budget - less)
@@ -207,7 +183,7 @@ class Job:
             if abs(time - cell.budget) < _EXACT:
                 break
             less += 0.7 * (time - cell.budget)
-        return int(segment.max()) + 1, best
+        return best
 
     def chosen(self, learner: Learner) -> Ints:
         """Return the clock of each piece as an index of `core_mhz`."""
@@ -228,23 +204,17 @@ class Learned:
     time: float
     best_clock: float
     best: float
-    segments: int
     found_s: float  # until one clock within 0.1 points of the best one was held
     trial: tuple[float, float]  # interval of the change of energy
     took_s: float
     lost: float  # mean of time over auto while learning, as a fraction
     worst: float  # the same of the worst minute
 
-    @property
-    def is_inside(self) -> bool:
-        """Whether the trial's interval holds the truth."""
-        return self.trial[0] <= self.energy <= self.trial[1]
-
 
 def learned(cell: Cell, seed: int, smooth: bool) -> Learned:  # noqa: FBT001 - of a pool
     """Run a job until clocks are held."""
     job, random = Job(cell, seed, smooth=smooth), np.random.default_rng(seed)
-    best_clock, (segments, best) = job.best_clock(), job.best_segments()
+    best_clock, best = job.best_clock(), job.best_segments()
     learner = Learner(job.core_mhz, kinds=job.kinds, budget=cell.budget, seed=seed)
     learner.least_s = 2.0 * cell.latency_s
     drift, now_s, blocks = 0.0, 0.0, list[tuple[float, float, float, bool]]()
@@ -262,8 +232,11 @@ def learned(cell: Cell, seed: int, smooth: bool) -> Learned:  # noqa: FBT001 - o
         asked_mhz = np.array(job.core_mhz, dtype=float)[pieces]  # at auto the highest
         ran_mhz = under_ceiling(asked_mhz, runs.pieces_s, read_mhz)
         times_s = runs.pieces_s * np.exp(random.normal(0.0, 0.003, len(pieces))) * odd
-        of = {"times_s": times_s, "energy_j": float(energy_j), "steps": steps}
-        learner.ended(BlockReading(at_auto=is_auto, core_mhz=ran_mhz, **of))
+        learner.ended(
+            BlockReading(
+                at_auto=is_auto, core_mhz=ran_mhz, times_s=times_s, energy_j=energy_j, steps=steps
+            )
+        )
     time, energy = job.change(job.chosen(learner))
     near = (s for s, _, tried, one in blocks if one and tried <= best_clock + _NEAR)
     minutes = itertools.groupby(blocks, lambda block: int(block[0] // 60.0))
@@ -273,7 +246,6 @@ def learned(cell: Cell, seed: int, smooth: bool) -> Learned:  # noqa: FBT001 - o
         time=time,
         best_clock=best_clock,
         best=best,
-        segments=segments,
         found_s=next(near, now_s),
         trial=(saving[0].interval if saving else None) or (-math.inf, math.inf),
         took_s=now_s,
@@ -282,31 +254,29 @@ def learned(cell: Cell, seed: int, smooth: bool) -> Learned:  # noqa: FBT001 - o
     )
 
 
-HEAD = "|one clock|segments|best|learned|of best|cells ≥ 90 %|worse than one clock by|time|"
+HEAD = "|one clock|best|learned|of best|cells ≥ 90 %|worse than one clock by|time|"
 HEAD += "one found in|ended in|time lost|inside"
 
 
 def row(name: str, found: dict[Cell, list[Learned]]) -> tuple[str, ...]:
     """Return one line of a table: the mean of some cells."""
     jobs = [each for some in found.values() for each in some]
-    shares = {cell: _mean(some, "energy") / _mean(some, "best") for cell, some in found.items()}
+    shares = [_mean(some, "energy") / _mean(some, "best") for some in found.values()]
     worse = max(_mean(some, "energy") - _mean(some, "best_clock") for some in found.values())
     held = [each for each in jobs if each.energy]
-    segments = sorted({each.segments for each in jobs})
     return (
         name,
         percent(_mean(jobs, "best_clock")),
-        f"{segments[0]}" if len(segments) == 1 else f"{segments[0]} to {segments[-1]}",
         percent(_mean(jobs, "best")),
         percent(_mean(jobs, "energy")),
         f"{_mean(jobs, 'energy') / _mean(jobs, 'best'):.0%}",
-        f"{sum(share >= _WANTED for share in shares.values())} of {len(shares)}",
+        f"{sum(share >= _WANTED for share in shares)} of {len(shares)}",
         f"{100 * max(worse, 0.0):.2f}",
         percent(max(each.time - cell.budget for cell, some in found.items() for each in some)),
         f"{_mean(jobs, 'found_s'):.0f} s",
         f"{_mean(jobs, 'took_s'):.0f} s",
         f"{percent(_mean(jobs, 'lost'))}, {percent(max(each.worst for each in jobs))}",
-        f"{sum(each.is_inside for each in held)} of {len(held)}",
+        f"{_inside(held)} of {len(held)}",
     )
 
 
@@ -314,8 +284,12 @@ def _mean(jobs: Sequence[Learned], name: str) -> float:
     return fmean(getattr(each, name) for each in jobs)
 
 
-def parts() -> Iterator[tuple[str, str, Cell]]:
-    """Yield the part, the line of its table, and what is learned there."""
+def _inside(jobs: Sequence[Learned]) -> int:
+    return sum(each.trial[0] <= each.energy <= each.trial[1] for each in jobs)
+
+
+def cells() -> Iterator[tuple[str, str, Cell]]:
+    """Yield the part of the page, the line of its table, and what is learned there."""
     for gpu, latency_s, model, budget in itertools.product(GPUS, LATENCIES_S, MODELS, BUDGETS):
         name = f"`sim:{gpu}`, {budget:.0%}, {1e3 * latency_s:.0f} ms"
         yield "steps", name, Cell(gpu, model, budget, latency_s)
@@ -323,49 +297,45 @@ def parts() -> Iterator[tuple[str, str, Cell]]:
         for busy in (0.25, 0.6):
             yield "jobs", f"GPU busy {busy:.0%}", Cell(gpu, model, budget, busy=busy)
         yield "jobs", "four boards, one slow", Cell(gpu, model, budget, gpus=4)
+    for gpu in GPUS:
+        yield "trials", "scatter", Cell(gpu, MODELS[0], 0.03, 0.02, scatter=0.02)
+    yield "trials", "same", Cell("a100", MODELS[0], same=True)
 
 
 def main() -> None:
     """Learn everywhere, and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--smooth", action="store_true")
-    parser.add_argument("--only", default="")
     given = parser.parse_args()
-    cells = [each for each in parts() if given.only in each[0]]
-    scattered = [Cell(gpu, MODELS[0], 0.03, 0.02, scatter=0.02) for gpu in GPUS]
-    same = Cell("a100", MODELS[0], same=True)
-    with ProcessPoolExecutor(max_workers=given.jobs) as pool:
-
-        def begin(cell: Cell, count: int, first: int) -> list:
-            seeds = range(first, first + count)
-            return [pool.submit(learned, cell, seed, given.smooth) for seed in seeds]
-
-        begun = [
-            (part, name, cell, begin(cell, given.seeds, at * given.seeds))
-            for at, (part, name, cell) in enumerate(cells)
-        ]
-        trials = [] if given.only else [each for cell in scattered for each in begin(cell, 100, 0)]
-        nothing = [] if given.only else begin(same, 100, 0)
-        lines: dict[str, dict[str, dict[Cell, list[Learned]]]] = defaultdict(
-            lambda: defaultdict(dict)
-        )
-        for part, name, cell, some in begun:
-            lines[part][name][cell] = [each.result() for each in some]
-        held = [each for job in trials if (each := job.result()).energy]
-        claims = sum(job.result().trial[1] < 0.0 for job in nothing)
+    found = defaultdict[str, dict[str, dict[Cell, list[Learned]]]](lambda: defaultdict(dict))
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        first, begun = 0, []
+        for part, name, cell in cells():
+            seeds = range(first, first := first + (_TRIALS if part == "trials" else given.seeds))
+            begun.append(
+                (
+                    part,
+                    name,
+                    cell,
+                    [pool.submit(learned, cell, seed, given.smooth) for seed in seeds],
+                )
+            )
+        for part, name, cell, jobs in begun:
+            found[part][name][cell] = [job.result() for job in jobs]
+    trials = {k: [*itertools.chain(*some.values())] for k, some in found.pop("trials").items()}
+    held = [each for each in trials["scatter"] if each.energy]
+    claims = sum(each.trial[1] < 0.0 for each in trials["same"])
     text = {
         part: markdown([HEAD.split("|"), *(row(name, found) for name, found in some.items())])
-        for part, some in lines.items()
+        for part, some in found.items()
     }
     text["trials"] = (
         f"Of {len(held)} trials of clocks that were held, with steps that scatter by 2 %, "
-        f"{sum(each.is_inside for each in held)} hold the true saving in their 95 % interval. Of "
-        f"{len(nothing)} jobs in which no clock changes anything, {claims} seem to save."
+        f"{_inside(held)} hold the true saving in their 95 % interval. Of {_TRIALS} jobs in which "
+        f"no clock changes anything, {claims} seem to save."
     )
-    whole = not given.only and not given.smooth
-    fill("learning", text, repeats=f"{given.seeds} jobs a cell.", whole=whole)
+    fill("learning", text, repeats=f"{given.seeds} jobs a cell.", whole=not given.smooth)
 
 
 if __name__ == "__main__":

@@ -161,19 +161,9 @@ def xl_layer() -> None:
     _built(replace(XL, layers=1, batch=40, vocabulary=0))()
 
 
-def xl_layer_8() -> None:
-    """Run that layer at batch 8."""
-    _built(replace(XL, layers=1, vocabulary=0))()
-
-
 def xl() -> None:
     """Run GPT-3 XL whole."""
     _built(XL)()
-
-
-def medium_layers() -> None:
-    """Run two layers of the 350 M model, blocks alone."""
-    _built(replace(MEDIUM, layers=2, vocabulary=0))()
 
 
 def small() -> None:
