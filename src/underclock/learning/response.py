@@ -29,7 +29,7 @@ _BENT_TIME = 0.06  # of the change of time: a roofline bends
 _STATIC, _STATIC_SHARED, _STATIC_OWN = 0.4, 0.12, 0.08
 _EXPONENT, _EXPONENT_SHARED, _EXPONENT_OWN = 2.4, 0.6, 0.3  # f · V(f)²: 1 where V is flat, 3 else
 _LEVEL_TIME, _LEVEL_SHARED, _LEVEL_OWN = 0.01, 0.02, 0.2
-_BENT_POWER, _BENT_POWER_OWN, _BENDS_MHZ = 0.02, 0.01, 200.0
+_BENT_POWER_OWN, _BENDS_MHZ = 0.01, 200.0
 # Levels of power over the clock, which all segments share: as wide as real boards have them, and
 # how far they reach (docs/evidence/calibration.md).
 _LEVELS = (0.05, 300.0), (0.005, 45.0)
@@ -99,17 +99,16 @@ class Response:
         ratio = self.core_mhz / auto_mhz
         dynamic = ratio**_EXPONENT
         moves = 1.0 - dynamic, (1.0 - _STATIC) * dynamic * np.log(ratio)
-        bends = _near(self.core_mhz / _BENDS_MHZ)
 
-        def power(static: float, exponent: float, level: float, bend: float) -> Floats:
+        def power(static: float, exponent: float, level: float) -> Floats:
             parts = static * moves[0], exponent * moves[1], np.full_like(ratio, level)
-            made: Floats = sum(np.outer(each, each) for each in parts) + bend**2 * bends
-            return made
+            return np.asarray(np.sum([np.outer(each, each) for each in parts], axis=0))
 
-        shared = power(_STATIC_SHARED, _EXPONENT_SHARED, _LEVEL_SHARED, _BENT_POWER)
+        shared = power(_STATIC_SHARED, _EXPONENT_SHARED, _LEVEL_SHARED)
         apart_mhz = np.abs(self.core_mhz[:, None] - self.core_mhz)
         shared += sum(wide**2 * np.exp(-apart_mhz / reach_mhz) for wide, reach_mhz in _LEVELS)
-        own = power(_STATIC_OWN, _EXPONENT_OWN, _LEVEL_OWN, _BENT_POWER_OWN)
+        own = power(_STATIC_OWN, _EXPONENT_OWN, _LEVEL_OWN)
+        own += _BENT_POWER_OWN**2 * _near(self.core_mhz / _BENDS_MHZ)
         covariance = np.zeros((count * len(ratio) + 1,) * 2)  # and the drift of all power
         covariance[:-1, :-1] = np.kron(np.ones((count, count)), shared)
         covariance[:-1, :-1] += np.kron(np.eye(count), own)
@@ -202,10 +201,8 @@ class _Field:
 
     def drawn(self, random: np.random.Generator) -> Floats:
         """Return a draw of the state."""
-        count = len(self.mean)
-        root = np.linalg.cholesky(self.covariance + _JITTER * np.eye(count))
-        draw: Floats = self.mean + root @ random.standard_normal(count)
-        return draw
+        root = np.linalg.cholesky(self.covariance + _JITTER * np.eye(len(self.mean)))
+        return np.asarray(self.mean + root @ random.standard_normal(len(self.mean)))
 
 
 def _near(at: Floats) -> Floats:
