@@ -140,18 +140,13 @@ class SwitchingModel:
     figures reach from 10 µs to 150 ms, and memory is believed to be much dearer than core.
     """
 
-    setter: Latency = _SETTER
-    """How long a call that sets or resets a lock blocks."""
+    setter: Latency = _SETTER  # how long a call that sets or resets a lock blocks
+    # median delay over the targets of the core clock, giving it back to the driver included
     core_s: float = 0.020
-    """Median delay over the targets of the core clock, giving it back to the driver included."""
-    mem_s: float = 0.120
-    """Median delay over the targets of the memory clock."""
-    target_spread: float = 0.3
-    """Standard deviation over targets, of the delay's logarithm."""
-    jitter: float = 0.1
-    """Standard deviation over switches to one target, of the delay's logarithm."""
-    mem_stall_s: float = 0.010
-    """Nothing executes for this long when the memory clock changes."""
+    mem_s: float = 0.120  # median delay over the targets of the memory clock
+    target_spread: float = 0.3  # standard deviation over targets, of the delay's logarithm
+    jitter: float = 0.1  # standard deviation over switches to one target, of the delay's logarithm
+    mem_stall_s: float = 0.010  # nothing executes for this long when the memory clock changes
 
     def usual_s(self, model: str, domain: Domain, bounds: Bounds | None) -> float:
         """Return the delay that a target has without jitter; bounds of ``None`` give it back.
@@ -192,20 +187,15 @@ class Accuracy:
 class Calibration:
     """Where a model's constants come from."""
 
-    source: str = "uncalibrated"
-    """Table they were fitted to, or why they were not."""
-    rows: int = 0
-    """Rows of the table."""
-    date: str = ""
-    """When, as YYYY-MM-DD."""
-    fit: Accuracy | None = None
-    """On the table itself."""
+    source: str = "uncalibrated"  # table they were fitted to, or why they were not
+    rows: int = 0  # rows of the table
+    date: str = ""  # when, as YYYY-MM-DD
+    fit: Accuracy | None = None  # on the table itself
+    # on kernels that took no part in the shared constants, from four of their rows
     held_out: Accuracy | None = None
-    """On kernels that took no part in the shared constants, from four of their rows."""
+    # at locked clocks of boards that took no part, with one constant of their kernel fitted
     locked: Accuracy | None = None
-    """At locked clocks of boards that took no part, with one constant of their kernel fitted."""
-    note: str = ""
-    """What else went in."""
+    note: str = ""  # what else went in
 
     def __str__(self) -> str:
         fitted = f"fitted to {self.rows} rows of {self.source} on {self.date}"
@@ -232,10 +222,8 @@ class MemoryLockEffect:
     the cause is unknown, and a public sweep of the same GPU model does not show it.
     """
 
-    time: float = 1.0
-    """Over what kernels take without."""
-    power: float = 1.0
-    """Over what the board draws without, and over what its power loop settles at."""
+    time: float = 1.0  # over what kernels take without
+    power: float = 1.0  # over what the board draws without, and over what its power loop settles at
 
     def __post_init__(self) -> None:
         if not (0.5 < self.time < 2.0 and 0.5 < self.power < 2.0):  # noqa: PLR2004 - no GPU's
@@ -247,47 +235,37 @@ class GpuModel:
     """One GPU model."""
 
     schema: int = SCHEMAS["GPU model"]
-    name: str
-    """As the driver gives it."""
-    driver: str
-    """Driver version the simulation answers with."""
-    core_mhz: tuple[int, ...]
-    """Core clocks of the table, ascending."""
-    mem_mhz: tuple[int, ...]
-    """Memory clocks of the table, ascending."""
+    name: str  # as the driver gives it
+    driver: str  # driver version the simulation answers with
+    core_mhz: tuple[int, ...]  # core clocks of the table, ascending
+    mem_mhz: tuple[int, ...]  # memory clocks of the table, ascending
+    # greatest core clock at the least memory clock; above it the memory runs at its second
     low_mem_core_mhz: int | None = None
-    """Greatest core clock at the least memory clock; above it the memory runs at its second."""
-    memory_lockable: bool = True
-    """Whether the driver takes memory locks."""
+    memory_lockable: bool = True  # whether the driver takes memory locks
+    # power limit by default; the least and the greatest that may be set
     limit_w: tuple[float, float, float]
-    """Power limit by default; the least and the greatest that may be set."""
-    cap_margin_w: float = 2.0
-    """The power loop settles this far under the limit."""
+    cap_margin_w: float = 2.0  # the power loop settles this far under the limit
+    # no kernel draws more, however low the mean: what would runs slower than the clock that is
+    # read. ``None`` where no such peak was seen
     peak_w: float | None = None
-    """No kernel draws more, however low the mean: what would runs slower than the clock that is
-    read. ``None`` where no such peak was seen."""
     calibration: Calibration = Calibration()
     constants: GpuConstants
+    # for kernels known by their work; ``None`` where only its own kernels can be run
     throughput: Throughput | None = None
-    """For kernels known by their work; ``None`` where only its own kernels can be run."""
-    own: tuple[OwnKernel, ...] = ()
-    """Kernels of the sweep it was fitted to."""
+    own: tuple[OwnKernel, ...] = ()  # kernels of the sweep it was fitted to
+    # what a change of clocks takes; ``None`` for the defaults
     switching: SwitchingModel | None = None
-    """What a change of clocks takes; ``None`` for the defaults."""
-    sensors: Sensors | None = None
-    """What it measures with; ``None`` for what its board has."""
+    sensors: Sensors | None = None  # what it measures with; ``None`` for what its board has
+    # memory clock to which computing demotes it; ``None`` where it stays at its highest
     p2_mem_mhz: int | None = None
-    """Memory clock to which computing demotes it; ``None`` where it stays at its highest."""
+    # clocks whose locks the driver accepts and the GPU does not follow
     ignored_locks: tuple[Domain, ...] = ()
-    """Clocks whose locks the driver accepts and the GPU does not follow."""
     memory_lock: MemoryLockEffect = MemoryLockEffect()
+    # core clocks at which its boards cost more than equations say: centre and width in MHz, and at
+    # the centre the logarithms of power and of time over those
     bands: tuple[tuple[float, float, float, float], ...] = ()
-    """Core clocks at which its boards cost more than equations say: centre and width in MHz, and at
-    the centre the logarithms of power and of time over those."""
-    cap_fading: Fading = SIMULATED
-    """Of the power loop of its boards."""
-    smooth: bool = False
-    """Whether its boards have no more than equations do."""
+    cap_fading: Fading = SIMULATED  # of the power loop of its boards
+    smooth: bool = False  # whether its boards have no more than equations do
 
     def __post_init__(self) -> None:
         if not self.name:

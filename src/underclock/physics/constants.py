@@ -20,44 +20,28 @@ Constant_co = TypeVar("Constant_co", float, Floats, covariant=True)
 class GpuConstants:
     """Shared by every kernel on one GPU model."""
 
-    exponent: float
-    """Sharpness of the p-norm that joins the parts of a kernel's time."""
-    xbar_floor_mhz: float
-    """The crossbar runs no slower than this."""
-    xbar_lag_mhz: float
-    """Above its floor the crossbar follows the core this far below."""
-    floor_v: float
-    """Core voltage at and below the knee."""
-    knee_mhz: float
-    """Core clock above which voltage rises."""
-    slope_v_per_mhz: float
-    """Rise of voltage just above the knee."""
-    bend_v_per_mhz2: float
-    """How the rise steepens."""
-    board_w: float
-    """Fans, converters and what else no clock changes."""
+    exponent: float  # sharpness of the p-norm that joins the parts of a kernel's time
+    xbar_floor_mhz: float  # the crossbar runs no slower than this
+    xbar_lag_mhz: float  # above its floor the crossbar follows the core this far below
+    floor_v: float  # core voltage at and below the knee
+    knee_mhz: float  # core clock above which voltage rises
+    slope_v_per_mhz: float  # rise of voltage just above the knee
+    bend_v_per_mhz2: float  # how the rise steepens
+    board_w: float  # fans, converters and what else no clock changes
+    # memory clocks at which the next two are known; between them they are interpolated
     mem_points_mhz: tuple[float, ...]
-    """Memory clocks at which the next two are known; between them they are interpolated."""
-    mem_points_w: tuple[float, ...]
-    """Power of the memory without traffic."""
+    mem_points_w: tuple[float, ...]  # power of the memory without traffic
+    # bytes per cycle against the fastest clock: slow modes may do less, or more, per cycle
     mem_points_efficiency: tuple[float, ...]
-    """Bytes per cycle against the fastest clock: slow modes may do less, or more, per cycle."""
-    leak_w_per_v3: float
-    """Leakage at 25 °C and 1 V; it goes with the cube of voltage."""
-    leak_per_c: float
-    """Relative rise of leakage per °C."""
-    clock_w_per_ghz_v2: float
-    """Clock tree of a busy GPU, whatever runs."""
+    leak_w_per_v3: float  # leakage at 25 °C and 1 V; it goes with the cube of voltage
+    leak_per_c: float  # relative rise of leakage per °C
+    clock_w_per_ghz_v2: float  # clock tree of a busy GPU, whatever runs
     ambient_c: float
-    c_per_w: float
-    """Steady rise of temperature per watt."""
+    c_per_w: float  # steady rise of temperature per watt
     thermal_tau_s: float
-    boost_mhz: float
-    """Core clock of a cool GPU left to itself."""
-    boost_knee_c: float
-    """Temperature from which boost is lost."""
-    boost_loss_mhz: float
-    """Lost at each step of temperature."""
+    boost_mhz: float  # core clock of a cool GPU left to itself
+    boost_knee_c: float  # temperature from which boost is lost
+    boost_loss_mhz: float  # lost at each step of temperature
     boost_step_c: float
 
     def __post_init__(self) -> None:
@@ -74,20 +58,14 @@ class GpuConstants:
 class KernelConstants:
     """One kernel on one GPU model, per launch."""
 
-    core_mcycles: float = 0.0
-    """Core cycles it would take were nothing else in the way."""
-    dram_mcycles: float = 0.0
-    """Memory cycles it would take were nothing else in the way."""
-    xbar_mcycles: float = 0.0
-    """Crossbar and L2 cycles it would take were nothing else in the way."""
-    fixed_s: float = 0.0
-    """Time no clock changes."""
+    core_mcycles: float = 0.0  # core cycles it would take were nothing else in the way
+    dram_mcycles: float = 0.0  # memory cycles it would take were nothing else in the way
+    xbar_mcycles: float = 0.0  # crossbar and L2 cycles it would take were nothing else in the way
+    fixed_s: float = 0.0  # time no clock changes
+    # energy its switching takes at 1 V; it goes with the square of voltage
     work_j_per_v2: float = 0.0
-    """Energy its switching takes at 1 V; it goes with the square of voltage."""
-    dram_j: float = 0.0
-    """Energy of its memory traffic."""
-    serial: bool = False
-    """Too few warps to overlap core and memory: their times add."""
+    dram_j: float = 0.0  # energy of its memory traffic
+    serial: bool = False  # too few warps to overlap core and memory: their times add
 
     def __post_init__(self) -> None:
         parts = (self.core_mcycles, self.dram_mcycles, self.xbar_mcycles, self.fixed_s)
@@ -142,26 +120,16 @@ class KernelLike(Protocol[Constant_co]):
 class Throughput:
     """What one GPU does per clock cycle, and what that takes."""
 
-    tensor_flop: float
-    """FLOPs of matrix products per core cycle, as reached in practice."""
-    vector_flop: float
-    """Other FLOPs per core cycle."""
-    sm_byte: float
-    """Bytes the SMs can take in per core cycle."""
-    xbar_byte: float
-    """Bytes L2 can deliver per crossbar cycle."""
-    dram_byte: float
-    """DRAM bytes per memory cycle, as reached in practice."""
-    launch_s: float
-    """Fixed cost of a launch."""
-    tensor_j_per_v2: float
-    """Switching energy of one FLOP of a matrix product at 1 V."""
-    vector_j_per_v2: float
-    """Switching energy of another FLOP at 1 V."""
-    sm_byte_j_per_v2: float
-    """Switching energy of moving a byte through the SMs at 1 V."""
-    dram_byte_j: float
-    """Energy of a byte of DRAM traffic."""
+    tensor_flop: float  # FLOPs of matrix products per core cycle, as reached in practice
+    vector_flop: float  # other FLOPs per core cycle
+    sm_byte: float  # bytes the SMs can take in per core cycle
+    xbar_byte: float  # bytes L2 can deliver per crossbar cycle
+    dram_byte: float  # DRAM bytes per memory cycle, as reached in practice
+    launch_s: float  # fixed cost of a launch
+    tensor_j_per_v2: float  # switching energy of one FLOP of a matrix product at 1 V
+    vector_j_per_v2: float  # switching energy of another FLOP at 1 V
+    sm_byte_j_per_v2: float  # switching energy of moving a byte through the SMs at 1 V
+    dram_byte_j: float  # energy of a byte of DRAM traffic
 
     def kernel(self, *, flops: float, bytes_moved: float, tensor: bool) -> KernelConstants:
         """Derive a kernel's constants."""

@@ -134,22 +134,16 @@ _PER_LAYER = {"Lf", "Lb"}
 class Shape(ModelShape):
     """Sizes of a training step."""
 
-    batch: int = 40
-    """Sequences per step on one GPU."""
-    sequence: int = 1024
-    """Tokens per sequence."""
-    vocabulary: int = 50257
-    """Distinct tokens, before padding."""
-    positions: int = 2048
-    """Rows of the position embedding; GPT-3's context length."""
+    batch: int = 40  # sequences per step on one GPU
+    sequence: int = 1024  # tokens per sequence
+    vocabulary: int = 50257  # distinct tokens, before padding
+    positions: int = 2048  # rows of the position embedding; GPT-3's context length
+    # SMs of the GPU: llm.c sizes its bias reduction by it. An RTX 3080 Ti has 80
     sm_count: int = 80
-    """SMs of the GPU: llm.c sizes its bias reduction by it. An RTX 3080 Ti has 80."""
-    threads_per_sm: int = 1536
-    """Resident threads of an SM, for the same reason."""
+    threads_per_sm: int = 1536  # resident threads of an SM, for the same reason
+    # GPUs that share one step by tensor and sequence parallelism; the kernels are those of one
     tp: int = 1
-    """GPUs that share one step by tensor and sequence parallelism; the kernels are those of one."""
-    collectives: int = 1
-    """Whether what these GPUs tell one another is listed: 1 or 0."""
+    collectives: int = 1  # whether what these GPUs tell one another is listed: 1 or 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

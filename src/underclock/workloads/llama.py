@@ -29,12 +29,9 @@ class ServedShape(ModelShape):
     intermediate: int
     vocabulary: int = 128256
     phase: Pass
-    batch: int = 8
-    """Sequences of a step."""
-    context: int = 1024
-    """Tokens that each of them attends to; of prefill, the length of a prompt."""
-    chunk: int = 512
-    """Tokens of a prompt in a mixed step."""
+    batch: int = 8  # sequences of a step
+    context: int = 1024  # tokens that each of them attends to; of prefill, the length of a prompt
+    chunk: int = 512  # tokens of a prompt in a mixed step
 
     def __post_init__(self) -> None:
         for name in self.names():
