@@ -34,10 +34,7 @@ from underclock.core.planning.best_choice import (
     choice_cost,
     with_intervals,
 )
-from underclock.core.planning.chance_constraint import (
-    Proof,
-    room,
-)
+from underclock.core.planning.chance_constraint import room
 from underclock.core.planning.clock_changes import sequence_problem
 from underclock.core.planning.latency_constrained import achieved, settled_cost
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
@@ -152,12 +149,12 @@ class Contest:
             return _certain(choice_cost(self.table, setting))
         return self.risk.predicted_change(setting)
 
-    def of_kernels(self, setting: Ints, proof: Proof) -> Choice:
+    def of_kernels(self, setting: Ints, status: Status, gap: float | None) -> Choice:
         """Return the choice of a setting for each kernel. Shape (K,)."""
         cost, change = choice_cost(self.table, setting), self.change_of(setting)
         longest = np.argsort(-self.table.time_s[np.arange(len(setting)), setting], kind="stable")
         held = [self.table.settings[s] for s in setting.tolist()]
-        arm = Arm(_ARM, cost, proof.status, proof.gap)
+        arm = Arm(_ARM, cost, status, gap)
         found = self.judged(arm, change, (held[k] for k in longest.tolist()))
         names = (kernel.name for kernel in self.table.kernels)
         return msgspec.structs.replace(found, kernels=dict(zip(names, held, strict=True)))
@@ -193,7 +190,7 @@ class Contest:
         if setting is None:
             return _NOTHING
         arm = next(arm for arm in self.solved.arms if arm.name is name)
-        return self.of_kernels(setting, Proof(status=arm.status, gap=arm.gap))
+        return self.of_kernels(setting, arm.status, arm.gap)
 
     def no_worse(self, found: Choice) -> Choice:
         """Return a choice, or one pair of clocks, or auto, where that takes less in the budget."""
@@ -286,7 +283,7 @@ def _least_product(contest: Contest, name: str) -> Rival:
     goal = dataclasses.replace(contest.goal, objective=objective, granularity=Granularity.KERNEL)
     solved = solve_strategies(contest.table, goal, contest.risk)
     arm = next(arm for arm in solved.arms if arm.name is Strategy.KERNEL_GLOBAL)
-    free = contest.of_kernels(solved.settings[arm.name], Proof(status=arm.status, gap=arm.gap))
+    free = contest.of_kernels(solved.settings[arm.name], arm.status, arm.gap)
 
     def pick(problem: Problem) -> Ints:
         return least_product(problem, power=TIME_POWER[objective]).choice

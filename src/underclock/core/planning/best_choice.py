@@ -22,14 +22,13 @@ from underclock.core.planning.capped_choice import (
     as_it_runs,
     cheapest_within,
     fastest,
+    held_candidate,
     is_held,
-    proof_of_held,
 )
 from underclock.core.planning.chance_constraint import (
     BUDGETS,
     Aim,
     Candidate,
-    Proof,
     RiskModel,
     room,
     within_confidence,
@@ -170,20 +169,17 @@ def choices(table: CostTable, setting: Ints, order: Ints | None = None) -> dict[
     Args:
         setting: Of each kernel, shape (K,), or of each launch of ``order``, both of shape (n,).
     """
-    by_kernel = {}
-    at_auto = auto_core_mhz(table)
-    launches = np.zeros(table.time_s.shape)
+    by_kernel, at_auto, launches = {}, auto_core_mhz(table), np.zeros(table.time_s.shape)
     np.add.at(launches, (np.arange(len(setting)) if order is None else order, setting), 1)
     shares = launches / launches.sum(axis=1, keepdims=True)
     times_s, energies_j = (
         shares * np.where(shares > 0.0, each, 0.0) for each in (table.time_s, table.energy_j)
     )
     for k, kernel in enumerate(table.kernels):
-        clocks = table.settings[times_s[k].argmax()]
         auto_s = float(table.time_s[k, table.baseline])
         auto_j = float(table.energy_j[k, table.baseline])
         by_kernel[kernel.name] = Choice(
-            clocks=clocks,
+            clocks=table.settings[times_s[k].argmax()],
             # The clocks of an overlapped kernel are its neighbour's, and its cost is constant.
             time_change=0.0 if kernel.overlapped else math.fsum(times_s[k]) / auto_s - 1.0,
             energy_change=0.0 if kernel.overlapped else math.fsum(energies_j[k]) / auto_j - 1.0,
@@ -222,11 +218,6 @@ class Task:
     # what each setting of a group takes of that besides its time, in s; ``None`` for nothing, (G,
     # S)
     priced_s: Floats | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether costs are already what the cap makes of them: those of one clock for all."""
-        return self.goal.granularity is Granularity.STEP
 
     @property
     def problem(self) -> Problem:
@@ -280,7 +271,7 @@ def best_choice(
             if fast is None or fast[1].time_change + aim.paid(fast[0]) > aim.slowdown:
                 return None
             setting, _ = fast
-        return Candidate(setting=setting, proof=proof_of_held(table, task.groups, least, setting))
+        return held_candidate(table, task.groups, least, setting)
 
     together = task.aggregate is Aggregate.GLOBAL
     candidate = within_confidence(goal.max_slowdown, within, risk, TOLERANCE, priced=together)
@@ -305,7 +296,7 @@ def best_choice(
     # Auto is as fast as auto, whatever else is unsure.
     if goal.max_slowdown >= 0 and (candidate is None or _costs_more(table, candidate, risk)):
         auto = task.groups.spread(np.full(len(task.groups.time_s), table.baseline))
-        return Candidate(setting=auto, proof=Proof(status=Status.OPTIMAL, gap=0.0))
+        return Candidate(setting=auto, status=Status.OPTIMAL, gap=0.0)
     return candidate
 
 
@@ -350,8 +341,9 @@ def _costs_more(table: CostTable, candidate: Candidate, risk: RiskModel | None) 
 
 
 def _is_held(table: CostTable, task: Task, candidate: Candidate) -> bool:
+    # Costs of one clock for all are already what the cap makes of them.
     cap = table.power_cap
-    if cap is None or task.is_settled:
+    if cap is None or task.goal.granularity is Granularity.STEP:
         return False
     return is_held(table, candidate.setting[cap.order])
 
@@ -380,12 +372,10 @@ def _free(table: CostTable, task: Task, effort: Effort) -> Candidate | None:
         solution = solve(dataclasses.replace(problem, budget_s=budget_s), effort)
     if solution.status is Status.INFEASIBLE:
         return None
-    proof = Proof(status=solution.status, gap=solution.gap)
-    free = Candidate(setting=task.groups.spread(solution.choice), proof=proof)
+    setting = task.groups.spread(solution.choice)
+    free = Candidate(setting=setting, status=solution.status, gap=solution.gap)
     if not _is_held(table, task, free):
         return free
     if task.aggregate is Aggregate.GLOBAL and task.goal.objective is Objective.WASTE:
-        proof = proof_of_held(table, task.groups, effort, free.setting)
-    else:
-        proof = Proof(status=Status.BOUNDED, gap=None)
-    return dataclasses.replace(free, proof=proof)
+        return held_candidate(table, task.groups, effort, setting)
+    return dataclasses.replace(free, status=Status.BOUNDED, gap=None)

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.planning.chance_constraint import Aim, Proof
+from underclock.core.planning.chance_constraint import Aim, Candidate
 from underclock.core.solvers import (
     Effort,
     Problem,
@@ -112,7 +112,7 @@ def as_it_runs(table: CostTable, groups: Grouped, setting: Ints) -> Ints:
     return asked
 
 
-def proof_of_held(table: CostTable, groups: Grouped, effort: Effort, setting: Ints) -> Proof:
+def held_candidate(table: CostTable, groups: Grouped, effort: Effort, setting: Ints) -> Candidate:
     """Say how good a choice is that the cap holds, as it settles, heat apart.
 
     No choice within the limit takes less energy in as much time than the solver finds without a
@@ -132,8 +132,8 @@ def proof_of_held(table: CostTable, groups: Grouped, effort: Effort, setting: In
         ),
         effort,
     )
-    proof = Proof.within(free.bound_j, math.fsum(settled.energy_j))
-    return dataclasses.replace(proof, status=Status.BOUNDED)
+    found = Candidate.bounded(setting, free.bound_j, math.fsum(settled.energy_j))
+    return dataclasses.replace(found, status=Status.BOUNDED)
 
 
 def fastest(table: CostTable, groups: Grouped, effort: Effort) -> tuple[Ints, Cost] | None:

@@ -18,10 +18,9 @@ solver's own bound at the whole budget says how far the best such choice can be.
 Shape letters: K kernels, S settings.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -58,22 +57,6 @@ class Aim:
         return math.fsum(self.prices[np.arange(len(setting)), setting])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What is known of how good a choice is."""
-
-    status: Status
-    # how far what is minimised may be from the least that any choice within the limit gives, as a
-    # fraction; ``None`` where nothing is known
-    gap: float | None
-
-    @classmethod
-    def within(cls, bound: float, reached: float) -> "Proof":
-        """State the gap between a bound and what was reached."""
-        gap = max(0.0, 1.0 - bound / reached)
-        return cls(status=Status.OPTIMAL if gap <= _PROVEN else Status.BOUNDED, gap=gap)
-
-
 class RiskModel(Protocol):
     """Joint errors of the costs of a choice of clocks."""
 
@@ -100,10 +83,20 @@ Choose = Callable[[Aim], "Candidate | None"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A choice of clocks, and how the solver came to it."""
+    """A choice of clocks, and what is proven of it."""
 
-    setting: Ints
-    proof: Proof
+    setting: Ints  # index into the cost table's settings, of each kernel, (K,)
+    status: Status
+    # how far what is minimised may be from the least that any choice within the limit gives, as a
+    # fraction; ``None`` where nothing is known
+    gap: float | None
+
+    @classmethod
+    def bounded(cls, setting: Ints, bound: float, reached: float) -> "Candidate":
+        """Return a choice with the gap between a bound and what it reaches."""
+        gap = max(0.0, 1.0 - bound / reached)
+        status = Status.OPTIMAL if gap <= _PROVEN else Status.BOUNDED
+        return cls(setting=setting, status=status, gap=gap)
 
 
 def room(time_spread: float, tolerance: float) -> float:
@@ -111,19 +104,15 @@ def room(time_spread: float, tolerance: float) -> float:
     return max(ONE_SIDED * time_spread - tolerance, 0.0)
 
 
-@dataclass(slots=True)
 class _Search:
     """A search for the choice of least energy that keeps a budget with confidence."""
 
-    budget: float
-    choose: Choose
-    risk: RiskModel
-    tolerance: float
-    # what would be chosen if all were certain, and what it changes; ``None`` where nothing is fast
-    # enough
-    free: tuple[Candidate, PredictedChange] | None = field(default=None, init=False)
-    # of the choices that keep the budget, that of least energy; ``None`` while there is none
-    best: tuple[Candidate, PredictedChange] | None = field(default=None, init=False)
+    def __init__(self, budget: float, choose: Choose, risk: RiskModel, tolerance: float) -> None:
+        self.budget, self.choose, self.risk, self.tolerance = budget, choose, risk, tolerance
+        # What would be chosen if all were certain, and the best choice that keeps the budget; each
+        # with what it changes.
+        self.free: tuple[Candidate, PredictedChange] | None = None
+        self.best: tuple[Candidate, PredictedChange] | None = None
 
     def by_aim(self) -> None:
         """Lower the aim of the whole until it and the margin add up to the budget."""
@@ -173,11 +162,11 @@ class _Search:
         if self.best is None or self.free is None:
             return None
         (best, change), (free, freed) = self.best, self.free
-        if best is free or free.proof.gap is None:
-            return dataclasses.replace(best, proof=free.proof)
+        if best is free or free.gap is None:
+            return Candidate(setting=best.setting, status=free.status, gap=free.gap)
         # Whatever keeps the budget with confidence keeps it as expected.
-        bound = (1.0 + freed.energy_change) * (1.0 - free.proof.gap)
-        return dataclasses.replace(best, proof=Proof.within(bound, 1.0 + change.energy_change))
+        bound = (1.0 + freed.energy_change) * (1.0 - free.gap)
+        return Candidate.bounded(best.setting, bound, 1.0 + change.energy_change)
 
     def _met(self, candidate: Candidate) -> PredictedChange:
         """Take a choice if it is better than the best; say what it changes."""

@@ -151,19 +151,9 @@ _PAIRS = 24  # of launches that follow each other, the most frequent: what is us
 WORTH = 2.5  # of its mean power: energy that plans give for a second, near a budget of 1 %
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Misses:
-    """What the changes of a round cost on average, aimed as they are best."""
-
-    at: Ints  # launch before which each change lies; 0 is the wrap, (C,)
-    aim_s: Floats  # how long after its launch begins each change is best aimed, (C,)
-    time_s: Floats  # what each adds to the step, on average, (C,)
-    energy_j: Floats  # the same of energy, (C,)
-
-
 def misses(
     costs: LaunchCosts, order: Ints, choice: Ints, jitter_s: Floats, power_w: float
-) -> Misses:
+) -> tuple[Ints, Floats, Floats, Floats]:
     """Aim the changes of a schedule, and say what they cost.
 
     Args:
@@ -171,12 +161,17 @@ def misses(
         choice: Setting of each launch. Shape (n,).
         jitter_s: Standard deviation of a change's delay, row to column. Shape (S, S).
         power_w: Mean power of the step; says what a second is worth.
+
+    Returns:
+        Of each change, (C,): the launch before which it lies, 0 being the wrap; how long in s after
+        that launch begins it is best aimed; and the time in s and energy in J that it adds to the
+        step, on average.
     """
     before = turned(choice, 1)
     at = np.flatnonzero(choice != before)
     spread_s = jitter_s[before[at], choice[at]]
     if not spread_s.any():
-        return Misses(at=at, aim_s=spread_s, time_s=spread_s, energy_j=spread_s)
+        return at, spread_s, spread_s, spread_s
     aims: Floats = spread_s[:, None] * _AIMS
     off_s = aims[:, :, None] + spread_s[:, None, None] * _SPREADS  # (C, A, Q)
     time_s, energy_j = np.zeros((2, *off_s.shape))
@@ -197,9 +192,7 @@ def misses(
     mean_s, mean_j = time_s.mean(axis=2), energy_j.mean(axis=2)
     best = (mean_j + WORTH * power_w * mean_s).argmin(axis=1)
     each = np.arange(len(at))
-    return Misses(
-        at=at, aim_s=aims[each, best], time_s=mean_s[each, best], energy_j=mean_j[each, best]
-    )
+    return at, aims[each, best], mean_s[each, best], mean_j[each, best]
 
 
 def usual_misses(

@@ -17,7 +17,7 @@ from underclock.arrays import Floats, Ints, turned
 from underclock.core.model.costs import ONE_SIDED, PredictedChange
 from underclock.core.planning.best_choice import with_intervals
 from underclock.core.planning.chance_constraint import BUDGETS, RiskModel, room
-from underclock.core.planning.clock_changes import WORTH, Misses, Rules, misses, sequence_problem
+from underclock.core.planning.clock_changes import WORTH, Rules, misses, sequence_problem
 from underclock.core.solvers import (
     Effort,
     SequenceProblem,
@@ -94,15 +94,13 @@ def achieved(
             kept = solve(stricter, Effort.QUICK, starts)
             found = None if kept.status is Status.INFEASIBLE else kept.choice
         else:
-            found = _Step(
-                table=table, problem=stricter, starts=starts, risk=risk, effort=Effort.QUICK
-            ).best(_FEW_ROUNDS)
+            found = _Step(table, stricter, starts, risk, Effort.QUICK).best(_FEW_ROUNDS)
         starts += [] if found is None else [found]
     if table.power_cap is None:
         schedule = solve(problem, effort, starts)
         arm = _arm(schedule, schedule_cost(table, problem, schedule), None)
         return arm, schedule, problem.budget_s / table.auto_time_s - 1.0
-    step = _Step(table=table, problem=problem, starts=starts, risk=risk, effort=effort)
+    step = _Step(table, problem, starts, risk, effort)
     choice = step.best(_ROUNDS)
     if choice is not None and (step.budget < 0.0 or step.believed(choice).cost.energy_change < 0.0):
         return *step.arm(choice), step.believed(choice).aim
@@ -132,22 +130,22 @@ class _Believed:
     aim: float
 
 
-@dataclass(slots=True, kw_only=True)
 class _Step:
     """A step under its cap, for which a schedule is sought."""
 
-    table: CostTable
-    problem: SequenceProblem
-    starts: list[Ints]
-    risk: ScheduleRisk | None
-    effort: Effort
-    bound_j: float = math.inf  # no schedule that keeps the budget and the limit takes less
-    _known: dict[bytes, _Believed] = dataclasses.field(default_factory=dict)
-
-    @property
-    def budget(self) -> float:
-        """The time budget, as a fraction above auto."""
-        return self.problem.budget_s / self.table.auto_time_s - 1.0
+    def __init__(
+        self,
+        table: CostTable,
+        problem: SequenceProblem,
+        starts: list[Ints],
+        risk: ScheduleRisk | None,
+        effort: Effort,
+    ) -> None:
+        self.table, self.problem, self.starts = table, problem, starts
+        self.risk, self.effort = risk, effort
+        self.budget = problem.budget_s / table.auto_time_s - 1.0  # as a fraction above auto
+        self.bound_j = math.inf  # no schedule that keeps the budget and the limit takes less
+        self._known: dict[bytes, _Believed] = {}
 
     def believed(self, choice: Ints) -> _Believed:
         """Say what a schedule comes to."""
@@ -255,18 +253,16 @@ def settled_cost(table: CostTable, problem: SequenceProblem, schedule: Solution)
         time_s += settled.time_s - math.fsum(free.time_s[at])
         energy_j += settled.energy_j - math.fsum(free.energy_j[at])
         # The solver counts misses as they are at a usual boundary; these are the schedule's own.
-        missed = _misses(table, problem, schedule.choice)
-        change = turned(schedule.choice, 1)[missed.at], schedule.choice[missed.at]
-        time_s += math.fsum(missed.time_s - problem.miss_time_s[change])
-        energy_j += math.fsum(missed.energy_j - problem.miss_energy_j[change])
+        at_s, _, missed_s, missed_j = misses(
+            free, problem.order, schedule.choice, problem.jitter_s, table.auto_w
+        )
+        change = turned(schedule.choice, 1)[at_s], schedule.choice[at_s]
+        time_s += math.fsum(missed_s - problem.miss_time_s[change])
+        energy_j += math.fsum(missed_j - problem.miss_energy_j[change])
         # A change may miss by more than a short step lasts: no launch takes less than at its best.
         time_s = max(time_s, float(free.time_s.min(axis=1)[at[0]].sum()))
         energy_j = max(energy_j, float(free.energy_j.min(axis=1)[at[0]].sum()))
     return against_auto(table, time_s, energy_j)
-
-
-def _misses(table: CostTable, problem: SequenceProblem, choice: Ints) -> Misses:
-    return misses(table.launches, problem.order, choice, problem.jitter_s, table.auto_w)
 
 
 def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
@@ -292,22 +288,22 @@ def as_schedule(
     wording: str,
 ) -> ClockSchedule:
     """Return a feasible schedule as its segments, with what it takes to run it."""
-    costs, missed = table.launches, _misses(table, problem, schedule.choice)
-    aims_s = dict(zip(missed.at.tolist(), missed.aim_s.tolist(), strict=True))
+    costs, order, choice = table.launches, problem.order, schedule.choice
+    at, aims_s, _, _ = misses(costs, order, choice, problem.jitter_s, table.auto_w)
+    aim_s = dict(zip(at.tolist(), aims_s.tolist(), strict=True))
+    # What a launch costs at each setting, a second counted as energy. Shape (K, S).
+    worth = costs.energy_j + WORTH * table.auto_w * costs.time_s
     segments: list[Segment] = []
-    begins, before = 0, int(schedule.choice[-1])
-    for setting, run in itertools.groupby(schedule.choice.tolist()):
+    begins, before = 0, int(choice[-1])
+    for setting, run in itertools.groupby(choice.tolist()):
         clocks, launches = table.settings[setting], len(list(run))
-        kernels = problem.order[begins : begins + launches]
-        # What launches save at a setting against another, a second counted as energy.
-        at_launch = table.launches
-        worth = at_launch.energy_j + WORTH * table.auto_w * at_launch.time_s
+        kernels = order[begins : begins + launches]
         saved_j = float((worth[kernels, before] - worth[kernels, setting]).sum())
         segments.append(
             Segment(
                 launches=launches,
                 clocks=clocks,
-                aim_s=aims_s.get(begins, 0.0),
+                aim_s=aim_s.get(begins, 0.0),
                 pays_j=saved_j if math.isfinite(saved_j) else None,
             )
         )
@@ -317,8 +313,8 @@ def as_schedule(
         switches=schedule.switches,
         latency=wording,
         latencies=latencies,
-        launch_s=tuple(costs.time_s[problem.order, schedule.choice].tolist()),
-        launch_j=tuple(costs.energy_j[problem.order, schedule.choice].tolist()),
+        launch_s=tuple(costs.time_s[order, choice].tolist()),
+        launch_j=tuple(costs.energy_j[order, choice].tolist()),
     )
 
 

@@ -26,7 +26,7 @@ from underclock.core.planning.best_choice import (
     with_intervals,
     within_less,
 )
-from underclock.core.planning.chance_constraint import Candidate, Proof, RiskModel
+from underclock.core.planning.chance_constraint import Candidate, RiskModel
 from underclock.core.solvers import Effort, Problem, subsampled, supported
 from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_capped_step import against_auto, grouped
@@ -144,9 +144,8 @@ def solve_strategies(
         if found is None:
             arms.append(Arm(strategy, None, Status.INFEASIBLE))
             continue
-        setting, proof = found.setting, found.proof
-        settings[strategy] = setting
-        arm = Arm(strategy, choice_cost(table, setting), proof.status, proof.gap)
+        settings[strategy] = setting = found.setting
+        arm = Arm(strategy, choice_cost(table, setting), found.status, found.gap)
         arms.append(arm if risk is None else with_intervals(arm, risk.predicted_change(setting)))
     return SolvedStrategies(arms=tuple(arms), settings=settings)
 
@@ -171,8 +170,9 @@ def _at_least(
     best = min(kept, key=value, default=None)
     if best is None or (found is not None and value(best) >= value(found.setting)):
         return found
-    gap = None if found is None else found.proof.gap
+    gap = None if found is None else found.gap
     bound = math.inf if found is None or gap is None else value(found.setting) * (1.0 - gap)
-    known = bound <= value(best)  # else what was proven was not of what costs are here
-    proof = Proof.within(bound, value(best)) if known else Proof(status=Status.BOUNDED, gap=None)
-    return Candidate(setting=best, proof=proof)
+    if bound <= value(best):
+        return Candidate.bounded(best, bound, value(best))
+    # What was proven was not of what costs are here.
+    return Candidate(setting=best, status=Status.BOUNDED, gap=None)

@@ -20,7 +20,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -200,8 +200,8 @@ def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
     lowered = _lowered(cap.order, costs, choice)
     each_s = costs.time_s[cap.order[:, None], lowered]
     each_j = costs.energy_j[cap.order[:, None], lowered]
-    between = Between.of(cap.fading.means_w(each_s, each_j), cap.limit_w)
-    settled_s, settled_mhz, settled_j = map(between.of_each, (each_s, core[lowered], each_j))
+    between = _settling(cap.fading.means_w(each_s, each_j), cap.limit_w)
+    settled_s, settled_mhz, settled_j = map(between, (each_s, core[lowered], each_j))
     return SettledStep(time_s=settled_s, energy_j=settled_j, core_mhz=settled_mhz)
 
 
@@ -239,9 +239,9 @@ def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> 
                 [boards[b].energy_j for b in some.tolist()],
             )
         )
-        between = Between.of(cap.fading.means_w(times_s, energies_j), cap.limit_w)
-        sums[some, 0] = between.of_each(times_s).sum(axis=0)
-        sums[some, 1] = between.of_each(energies_j).sum(axis=0)
+        between = _settling(cap.fading.means_w(times_s, energies_j), cap.limit_w)
+        sums[some, 0] = between(times_s).sum(axis=0)
+        sums[some, 1] = between(energies_j).sum(axis=0)
     return sums
 
 
@@ -254,40 +254,23 @@ def _lowered(kernels: Ints, costs: LaunchCosts, choice: Ints) -> Ints:
     return lowered
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
-    """Between which ceilings each launch settles, on boards side by side."""
+def _settling(power_w: Floats, limit_w: float) -> Callable[[Floats], Floats]:
+    """Return what takes values below ceilings, (n, C, ...), to where launches settle, (n, ...).
 
-    highest: Ints  # the highest ceiling that keeps the limit, (n, 1, ...)
-    following: Ints  # the next, (n, 1, ...)
-    share: Floats  # how far on to that, (n, 1, ...)
+    Args:
+        power_w: Seen at each launch below each ceiling, ascending. Shape (n, C, ...).
+    """
+    # A loop comes from above: where more clock draws less, the first that fits holds it.
+    least_w = np.minimum.accumulate(power_w[:, ::-1], axis=1)[:, ::-1]
+    highest = np.maximum((least_w <= limit_w).sum(axis=1, keepdims=True) - 1, 0)
+    following = np.minimum(highest + 1, power_w.shape[1] - 1)
+    below_w, above_w = (np.take_along_axis(power_w, ends, axis=1) for ends in (highest, following))
+    rise_w = np.where(above_w > below_w, above_w - below_w, np.inf)
+    share = np.clip((limit_w - below_w) / rise_w, 0.0, 1.0)
 
-    @classmethod
-    def of(cls, power_w: Floats, limit_w: float | Floats) -> "Between":
-        """Find them.
-
-        Args:
-            power_w: Seen at each launch below each ceiling, ascending. Shape (n, C, ...).
-            limit_w: Of all, or of each. Shape (n, 1, ...).
-        """
-        # A loop comes from above: where more clock draws less, the first that fits holds it.
-        least_w = np.minimum.accumulate(power_w[:, ::-1], axis=1)[:, ::-1]
-        highest = np.maximum((least_w <= limit_w).sum(axis=1, keepdims=True) - 1, 0)
-        following = np.minimum(highest + 1, power_w.shape[1] - 1)
-        below_w, above_w = (
-            np.take_along_axis(power_w, ends, axis=1) for ends in (highest, following)
-        )
-        rise_w = np.where(above_w > below_w, above_w - below_w, np.inf)
-        return cls(highest, following, np.clip((limit_w - below_w) / rise_w, 0.0, 1.0))
-
-    def of_each(self, values: Floats) -> Floats:
-        """Return what launches have there of what they have below ceilings. Shape (n, ...).
-
-        Args:
-            values: Shape (n, C, ...).
-        """
-        low, high = (
-            np.take_along_axis(values, ends, axis=1) for ends in (self.highest, self.following)
-        )
-        mixed: Floats = (low + self.share * (high - low))[:, 0]
+    def settled(values: Floats) -> Floats:
+        low, high = (np.take_along_axis(values, ends, axis=1) for ends in (highest, following))
+        mixed: Floats = (low + share * (high - low))[:, 0]
         return mixed
+
+    return settled

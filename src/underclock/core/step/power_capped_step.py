@@ -34,7 +34,7 @@ from underclock.core.step.power_cap import (
     settled_at,
 )
 from underclock.errors import DataError
-from underclock.physics.cap import REAL, SIMULATED, WINDOW_S, Fading
+from underclock.physics.cap import REAL, SIMULATED, WINDOW_S
 from underclock.records import Clocks, Closure, Cost, Evidence, Granularity, SampleSet
 
 _TICK_S, _BIN_MHZ = 0.02, 15.0
@@ -80,63 +80,40 @@ def _round_s(cap: PowerCap, costs: LaunchCosts) -> float:
 
 def _lagged(cap: PowerCap, costs: LaunchCosts, limit_w: float) -> tuple[float, float]:
     core_mhz, time_s, power_w = _ladder(cap, costs)
-    loop = _Loop(
-        limit_w=limit_w,
-        fading=cap.fading,
-        first_w=limit_w,
-        average_w=limit_w,
-        place=float(len(core_mhz) - 1),
-    )
-    bins = _BIN_MHZ * (len(core_mhz) - 1) / float(core_mhz[-1] - core_mhz[0])
+    top = len(core_mhz) - 1
+    bins = _BIN_MHZ * top / float(core_mhz[-1] - core_mhz[0])
+    # The ceiling is a place on the ladder of clocks; the mean that the loop sees has two stages.
+    place, first_w, average_w = float(top), limit_w, limit_w
+    now_s, to_tick_s = 0.0, _TICK_S
     rounds: list[tuple[float, float]] = []
-    while len(rounds) < _LAG_ROUNDS or loop.now_s < _LEAST_S:
-        begun_s, energy_j = loop.now_s, 0.0
+    while len(rounds) < _LAG_ROUNDS or now_s < _LEAST_S:
+        begun_s, energy_j = now_s, 0.0
         for k in cap.order.tolist():
             left = 1.0
             while left > 0.0:
-                low = min(int(loop.place), len(core_mhz) - 2)
-                share = loop.place - low
+                low = min(int(place), top - 1)
+                share = place - low
                 takes_s = (1.0 - share) * time_s[k][low] + share * time_s[k][low + 1]
                 drawn_w = (1.0 - share) * power_w[k][low] + share * power_w[k][low + 1]
-                stride_s = min(left * takes_s, loop.to_tick_s)
+                stride_s = min(left * takes_s, to_tick_s)
                 left = 0.0 if stride_s >= left * takes_s else left - stride_s / takes_s
                 energy_j += stride_s * drawn_w
-                loop.run(stride_s, drawn_w, bins, len(core_mhz) - 1)
-        rounds.append((loop.now_s - begun_s, energy_j))
+                past = stride_s / cap.fading.each_s
+                fade, behind_w = math.exp(-past), first_w - drawn_w
+                average_w = drawn_w + (average_w - drawn_w + behind_w * past) * fade
+                first_w = drawn_w + behind_w * fade
+                now_s, to_tick_s = now_s + stride_s, to_tick_s - stride_s
+                if to_tick_s > 0.0:
+                    continue
+                to_tick_s = _TICK_S
+                above = (first_w if cap.fading.stages == 1 else average_w) / limit_w - 1.0
+                if above > 0.0:
+                    place = max(0.0, place - bins * min(_MOST_BINS, 1 + int(above / _FAST)))
+                elif above < -_SLACK:
+                    place = min(float(top), place + bins)
+        rounds.append((now_s - begun_s, energy_j))
     time, energy = np.mean(rounds[len(rounds) // 2 :], axis=0).tolist()
     return time, energy
-
-
-@dataclasses.dataclass(slots=True)
-class _Loop:
-    """Where the loop stands: its ceiling is a place on the ladder of clocks, from 0."""
-
-    limit_w: float
-    fading: Fading
-    first_w: float
-    average_w: float
-    place: float
-    now_s: float = 0.0
-    to_tick_s: float = _TICK_S
-
-    def run(self, stride_s: float, power_w: float, bins: float, top: int) -> None:
-        """Let some power run until the next tick or less."""
-        past = stride_s / self.fading.each_s
-        fade, behind_w = math.exp(-past), self.first_w - power_w
-        self.average_w = power_w + (self.average_w - power_w + behind_w * past) * fade
-        self.first_w = power_w + behind_w * fade
-        if self.fading.stages == 1:
-            self.average_w = self.first_w
-        self.now_s += stride_s
-        self.to_tick_s -= stride_s
-        if self.to_tick_s > 0.0:
-            return
-        self.to_tick_s = _TICK_S
-        above = self.average_w / self.limit_w - 1.0
-        if above > 0.0:
-            self.place = max(0.0, self.place - bins * min(_MOST_BINS, 1 + int(above / _FAST)))
-        elif above < -_SLACK:
-            self.place = min(float(top), self.place + bins)
 
 
 def _ladder(

@@ -13,13 +13,10 @@ from underclock.core.model.costs import ONE_SIDED, PredictedChange, TimeVariance
 from underclock.core.planning.chance_constraint import (
     Aim,
     Candidate,
-    Proof,
     room,
     within_confidence,
 )
 from underclock.records import Status
-
-_ANY = Proof(status=Status.OPTIMAL, gap=0.0)
 
 
 def changed(time: float, energy: float, spread: float) -> PredictedChange:
@@ -93,7 +90,11 @@ class Menu:
             taken = taken + aim.prices[at].sum(axis=1)
         energy = np.where(taken <= aim.slowdown + 1e-12, self.energy[at].sum(axis=1), np.inf)
         best = int(energy.argmin())
-        return None if np.isinf(energy[best]) else Candidate(setting=every[best], proof=_ANY)
+        return (
+            None
+            if np.isinf(energy[best])
+            else Candidate(setting=every[best], status=Status.OPTIMAL, gap=0.0)
+        )
 
     def keeps(self, setting: Ints) -> bool:
         change = self.predicted_change(setting)
@@ -119,8 +120,8 @@ def test_priced_variance_keeps_the_budget_and_is_never_worse_than_a_lower_aim(se
     assert menu.keeps(kept.setting)
     reached = menu.predicted_change(kept.setting).energy_change
     assert lower is None or reached <= menu.predicted_change(lower.setting).energy_change
-    assert kept.proof.gap is not None
-    assert 1.0 + menu.least >= (1.0 + reached) * (1.0 - kept.proof.gap) - 1e-9
+    assert kept.gap is not None
+    assert 1.0 + menu.least >= (1.0 + reached) * (1.0 - kept.gap) - 1e-9
 
 
 @pytest.mark.slow
