@@ -90,10 +90,11 @@ def open_gpu(
             yield opened
             return
         leader = LeadingRank(StoreLine().say) if rank is not None else None
-        with held_launcher(gpu, step, run, anew=anew, pace=leader) as (launcher, now):
-            notes = (*real_notes(gpu), *algorithm_notes(now.changes))
-            with leader.leading(now.step.kernels) if leader is not None else nullcontext():
-                yield replace(opened, launcher=launcher, notes=notes, step=now.step, leader=leader)
+        with held_launcher(gpu, step, run, anew=anew, pace=leader) as (launcher, changes):
+            notes = (*real_notes(gpu), *algorithm_notes(changes))
+            now = launcher.traced.step
+            with leader.leading(now.kernels) if leader is not None else nullcontext():
+                yield replace(opened, launcher=launcher, notes=notes, step=now, leader=leader)
 
 
 def guard_of(gpu: NvmlGpu) -> AbstractContextManager[Callable[[Setting, Value], None]]:

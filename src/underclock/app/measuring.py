@@ -208,7 +208,7 @@ def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) 
         follower = FollowingRank(StoreLine().hear)
         with (
             guard_of(device) as device.write,
-            held_launcher(device, step, run, anew=True, pace=follower) as (launcher, now),
+            held_launcher(device, step, run, anew=True, pace=follower) as (launcher, _),
             ClockLeases(device) as leases,
         ):
-            follower.follow(launcher.loop, now.step.kernels, leases)
+            follower.follow(launcher.loop, launcher.traced.step.kernels, leases)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from underclock.core.tracing.recapture import Recaptured, difference, recaptured
+from underclock.core.tracing.recapture import difference, recaptured
 from underclock.errors import MeasurementError, UsageError
 from underclock.hw.lockstep import RankPace
 from underclock.hw.nvml import NvmlGpu
@@ -45,7 +45,7 @@ def held_launcher(
     *,
     anew: bool = False,
     pace: RankPace | None = None,
-) -> Iterator[tuple["CudaLauncher | EagerLauncher", Recaptured]]:
+) -> Iterator[tuple["CudaLauncher | EagerLauncher", tuple[str, ...]]]:
     """Make a step ready to run on a GPU, and check that it is the one that was traced.
 
     Args:
@@ -54,7 +54,7 @@ def held_launcher(
         pace: When it may launch; by default whenever it likes.
 
     Yields:
-        What runs its kernels, and the step as it runs now.
+        What runs its kernels, with the step as it runs now, and in words what runs otherwise.
 
     Raises:
         UsageError: A step that was never traced on a GPU, or PyTorch runs on another GPU.
@@ -83,11 +83,11 @@ def held_launcher(
         else captured.measured_step(what, name=step.name)
     )
     with ready as launcher:
-        now = step_now(step, launcher.traced.step, anew=anew)
-        launcher.traced = replace(launcher.traced, step=now.step)
+        now, changes = step_now(step, launcher.traced.step, anew=anew)
+        launcher.traced = replace(launcher.traced, step=now)
         if pace is not None:
             launcher.pace = pace
-        yield launcher, now
+        yield launcher, changes
 
 
 _handed: list["CudaLauncher"] = []
@@ -145,8 +145,8 @@ def neighbour_notes(neighbours: dict[int, float | None] | None) -> tuple[str, ..
     )
 
 
-def step_now(traced: Step, captured: Step, *, anew: bool) -> Recaptured:
-    """Return a step as it is captured now, in the names that it had when it was traced.
+def step_now(traced: Step, captured: Step, *, anew: bool) -> tuple[Step, tuple[str, ...]]:
+    """Return a step as it is captured now, in the names that it had when traced, and changes.
 
     Libraries and autotuners may choose other algorithms in another process: that is said, and the
     step goes on as it is now.
@@ -164,14 +164,14 @@ def step_now(traced: Step, captured: Step, *, anew: bool) -> Recaptured:
             f"{traced.name} is no longer the step that was traced: it runs {words}",
             hint="trace it again on this machine, with this version of PyTorch",
         )
-    now = recaptured(traced, captured)
-    if not anew and _launched(now.step) != _launched(traced):
+    now, changes = recaptured(traced, captured)
+    if not anew and _launched(now) != _launched(traced):
         raise MeasurementError(
-            f"{traced.name} launches other kernels than were planned for: {_some(now.changes)}",
+            f"{traced.name} launches other kernels than were planned for: {_some(changes)}",
             hint="libraries chose other algorithms in this process: measure and plan again, or "
             "keep them from choosing (torch.backends.cudnn.benchmark = False)",
         )
-    return now
+    return now, changes
 
 
 def _launched(step: Step) -> list[str]:

@@ -12,7 +12,6 @@ import pytest
 from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
 from underclock.campaign.grid import Campaign, survey
-from underclock.core.tracing.recapture import Recaptured
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
@@ -71,7 +70,7 @@ class TestNeighbours:
 class TestStepNow:
     def test_the_same_step_under_another_name_is_the_traced_one(self) -> None:
         other = msgspec.structs.replace(TRACED, name="other", source=None)
-        assert step_now(TRACED, other, anew=False) == Recaptured(step=TRACED, changes=())
+        assert step_now(TRACED, other, anew=False) == (TRACED, ())
         assert algorithm_notes(()) == ()
 
     @pytest.mark.parametrize(
@@ -94,17 +93,17 @@ class TestStepNow:
 
     def test_another_function_of_the_same_operator_is_said_and_gone_on_with(self) -> None:
         for anew in (False, True):
-            now = step_now(step(conv("fprop")), step(conv("winograd")), anew=anew)
+            now, changes = step_now(step(conv("fprop")), step(conv("winograd")), anew=anew)
 
-            assert [each.name for each in now.step.kernels] == ["fprop"]
-            (note,) = algorithm_notes(now.changes)
+            assert [each.name for each in now.kernels] == ["fprop"]
+            (note,) = algorithm_notes(changes)
             assert "'fprop' runs winograd instead of fprop; what is measured is the step as" in note
 
     def test_other_numbers_of_launches_will_do_only_where_all_is_measured_anew(self) -> None:
         traced, found = step(conv("winograd")), step(conv("to_nhwc"), conv("fprop"))
 
-        now = step_now(traced, found, anew=True)
-        assert [each.name for each in now.step.kernels] == ["to_nhwc", "fprop"]
+        now, _ = step_now(traced, found, anew=True)
+        assert [each.name for each in now.kernels] == ["to_nhwc", "fprop"]
         with pytest.raises(MeasurementError, match="launches other kernels than were") as caught:
             step_now(traced, found, anew=False)
 

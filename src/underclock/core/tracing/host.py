@@ -140,10 +140,9 @@ def walk_threads(
     """
     threads: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
-        asynchronous = str(event["name"]).startswith(
-            "gloo:"
-        )  # from its start until it is waited for
-        if (event.get("cat") in _RANGES and not asynchronous) or event.get("cat") in CALLS:
+        # What gloo does lasts from its start until it is waited for.
+        is_range = event.get("cat") in _RANGES and not str(event["name"]).startswith("gloo:")
+        if is_range or event.get("cat") in CALLS:
             threads[event.get("tid")].append(event)
     for mine in threads.values():
         # Of ranges that begin together the longer is the outer.
@@ -156,11 +155,8 @@ def walk_threads(
             if event["cat"] in CALLS:
                 call(event, stack)
                 continue
-            range_ = HostRange(
-                str(event["name"]),
-                start_us + float(event.get("dur", 0.0)),
-                event.get("args", {}),
-            )
+            end_us = start_us + float(event.get("dur", 0.0))
+            range_ = HostRange(str(event["name"]), end_us, event.get("args", {}))
             opened(range_, stack)
             stack.append(range_)
 

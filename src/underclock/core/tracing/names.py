@@ -124,9 +124,7 @@ def numbered(names: Sequence[str]) -> list[str]:
 
 def short(function: str) -> str:
     """Return a function's own name, without namespace, template and parameters."""
-    bare = re.sub(
-        r"<.*", "", function.replace("(anonymous namespace)::", "").split("(", maxsplit=1)[0]
-    )
+    bare = re.sub(r"[(<].*", "", function.replace("(anonymous namespace)::", ""), flags=re.DOTALL)
     return bare.split("::")[-1].split(" ")[-1] or function[:40]
 
 
@@ -224,11 +222,7 @@ def _layout(launch: Launch) -> str:
     strided = [bool(tensor.strides) for tensor in _tensors(launch.shapes)]
     if not any(strided):
         return ""
-    return (
-        "strided"
-        if all(strided) or len(strided) == 1
-        else f"strided input {strided.index(True) + 1}"
-    )
+    return "strided" if all(strided) else f"strided input {strided.index(True) + 1}"
 
 
 def _part(launch: Launch) -> str:

@@ -67,12 +67,10 @@ def activities(
         arguments = event.get("args", {})
         one = activity_of(event, kind, host)
         if kind is NodeKind.KERNEL:
-            one = msgspec.structs.replace(
-                one,
-                function=event["name"],
-                grid=_three(arguments.get("grid")),
-                block=_three(arguments.get("block")),
+            grid, block = (
+                tuple(map(int, arguments.get(name) or (1, 1, 1))) for name in ("grid", "block")
             )
+            one = msgspec.structs.replace(one, function=event["name"], grid=grid, block=block)
         done.append(one)
     return tuple(done)
 
@@ -203,13 +201,6 @@ def activity_of(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) ->
     )
 
 
-def _three(sizes: Sequence[int] | None) -> tuple[int, int, int]:
-    if sizes is None:
-        return (1, 1, 1)
-    x, y, z = (int(size) for size in sizes)
-    return (x, y, z)
-
-
 def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostTimeline) -> Pass:
     """Tell the pass from what was open, and on the main thread from what is still to come."""
     names = [range_.name for range_ in chain]
@@ -256,25 +247,15 @@ def _shapes(arguments: Mapping[str, Any]) -> str:
     kinds = arguments.get("Input type", [])
     sizes = arguments.get("Input Dims", [])
     strides = arguments.get("Input Strides", [[]] * len(sizes))
-    parts = [
-        _tensor(str(kind), size, stride)
-        for kind, size, stride in zip(kinds, sizes, strides, strict=False)
-        if kind in DTYPES or kind == _LIST
-    ]
+    parts = []
+    for kind, size, stride in zip(kinds, sizes, strides, strict=False):
+        if kind == _LIST:
+            parts.append(f"{len(size)} tensors[{sum(math.prod(one) for one in size)}]")
+        elif kind in DTYPES:
+            dense = [math.prod(size[place + 1 :]) for place in range(len(size))]
+            strided = "" if list(stride) == dense else f"@{'x'.join(map(str, stride))}"
+            parts.append(f"{DTYPES[kind]}[{'x'.join(map(str, size))}]{strided}")
     return ", ".join(parts)
-
-
-def _tensor(kind: str, size: Sequence[Any], stride: Sequence[Any]) -> str:
-    if kind == _LIST:
-        return f"{len(size)} tensors[{sum(math.prod(one) for one in size)}]"
-    text = f"{DTYPES[kind]}[{'x'.join(map(str, size))}]"
-    strides, step = [], 1
-    for length in reversed(size):
-        strides.append(step)
-        step *= length
-    if list(stride) != strides[::-1]:
-        text += f"@{'x'.join(map(str, stride))}"
-    return text
 
 
 def launches_lost(trace: Mapping[str, Any]) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, starmap
 
-from underclock.core.tracing.rank_passes import SAME_S, Gathering, Message, PassRun
+from underclock.core.tracing.rank_passes import SAME_S, Gathering, Message
 from underclock.core.tracing.rank_places import Overlap, PlacedRank
 from underclock.errors import DataError
 from underclock.records.job import InstructionKind
@@ -84,10 +84,14 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
     found: list[_Met] = []
     for seen in zip(*(some for _, some in members), strict=True):
         least_s = min(each.ends_s - each.begins_s for each in seen)
-        overlaps = [
-            (rank, *_overlap_of(rank, each, stream))
-            for (rank, _), each in zip(members, seen, strict=True)
-        ]
+        overlaps: list[tuple[PlacedRank, int, Overlap]] = []
+        for (rank, _), each in zip(members, seen, strict=True):
+            at, until_s = rank.at(each.begins_s), each.until_s
+            if until_s is None:  # inside of a piece anything may wait for it
+                inside = at >= 0 and each.ends_s <= rank.ends_s[at] + SAME_S
+                until_s = each.begins_s if inside else each.ends_s
+            span = each.begins_s, each.ends_s, until_s
+            overlaps.append((rank, at, Overlap(*span, stream, each.meets)))
         if not seen[0].meets or _overlaps(overlaps):
             for rank, _, one in overlaps:
                 _take_out(rank, one)
@@ -101,7 +105,7 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
                 until_s = rank.pieces[at].ends_s
                 exposed_s.append(max(0.0, each.ends_s - max(each.begins_s, until_s)))
                 waited = each.begins_s, min(each.ends_s - least_s, until_s)
-                idle_s = waited[1] - waited[0] - _busy_s(waited, rank.pieces[at])
+                idle_s = waited[1] - waited[0] - _within_s(waited, rank.pieces[at].work)
                 # What is taken out for its host's sake, and for another wait, is not taken twice.
                 late = rank.pieces[at].late if rank.pieces[at].microbatch is not None else ()
                 taken = [(waited, late), *((waited, (other,)) for other in rank.waited[at])]
@@ -115,15 +119,6 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
     return found
 
 
-def _overlap_of(rank: PlacedRank, each: Gathering, stream: int) -> tuple[int, Overlap]:
-    """Return the piece during which an overlap begins, and the overlap with its span."""
-    at, until_s = rank.at(each.begins_s), each.until_s
-    if until_s is None:  # inside of a piece anything may wait for it
-        inside = at >= 0 and each.ends_s <= rank.ends_s[at] + SAME_S
-        until_s = each.begins_s if inside else each.ends_s
-    return at, Overlap(each.begins_s, each.ends_s, until_s, stream, each.meets)
-
-
 def _overlaps(members: Sequence[tuple[PlacedRank, int, Overlap]]) -> bool:
     """Whether a rank works on while a collective runs, and each comes to it where it can be cut."""
     some = False
@@ -131,7 +126,8 @@ def _overlaps(members: Sequence[tuple[PlacedRank, int, Overlap]]) -> bool:
         if at < 0 or (rank.pieces[at].microbatch is None and rank.done(at, each.begins_s) < 1.0):
             return False
         span = each.begins_s, each.until_s
-        busy_s = sum(_busy_s(span, piece) for piece in rank.pieces[at : rank.at(span[1]) + 1])
+        pieces = rank.pieces[at : rank.at(span[1]) + 1]
+        busy_s = sum(_within_s(span, piece.work) for piece in pieces)
         some |= busy_s > _LEAST * (rank.ends_s[at] - rank.begins_s[at])
     return some
 
@@ -145,10 +141,6 @@ def _take_out(rank: PlacedRank, each: Overlap) -> None:
         begins_s = piece.work[done - 1][1] if done else each.until_s
         span = begins_s, min(each.ends_s, each.until_s)
         rank.waited[at] += [(max(span[0], each.begins_s), span[1])]
-
-
-def _busy_s(span: tuple[float, float], piece: PassRun) -> float:
-    return _within_s(span, piece.work)
 
 
 def _within_s(span: tuple[float, float], some: Sequence[tuple[float, float]]) -> float:

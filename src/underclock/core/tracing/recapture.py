@@ -8,7 +8,7 @@ is identified by its function.
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -47,14 +47,6 @@ class _Calls:
         return {module for kernel in self.kernels for module in kernel.section.split(", ")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recaptured:
-    """A step as it is captured now."""
-
-    step: Step
-    changes: tuple[str, ...]  # what runs otherwise, in words; none where all is as it was
-
-
 def difference(traced: Step, captured: Step) -> str | None:
     """Say how a step asks for something else than it did; ``None`` where it does not.
 
@@ -63,7 +55,9 @@ def difference(traced: Step, captured: Step) -> str | None:
     ours, theirs = _both(traced, captured)
     if [calls.key for calls in ours] != [calls.key for calls in theirs]:
         # Say which operators, or shapes of theirs, one side has and the other has not.
-        before, now = _names(ours), _names(theirs)
+        before, now = (
+            {each.key: each.kernels[0].name for each in calls} for calls in (ours, theirs)
+        )
         gone = [before[key] for key in before if key not in now]
         new = [now[key] for key in now if key not in before]
         often = Counter(calls.key for calls in ours), Counter(calls.key for calls in theirs)
@@ -121,12 +115,15 @@ def _shaped(kernel: Kernel) -> _Key:
     return kernel.pass_, launch.operator, launch.shapes
 
 
-def recaptured(traced: Step, captured: Step) -> Recaptured:
+def recaptured(traced: Step, captured: Step) -> tuple[Step, tuple[str, ...]]:
     """Return a step as it is captured now, in the names of the traced one.
 
     Args:
         captured: As it is; it asks for the same, so that there is no `difference`. Its
             waits stay as traced, for no two profiles agree on them.
+
+    Returns:
+        The step, and in words what runs otherwise; none where all is as it was.
     """
     known = {identity(kernel): kernel.name for kernel in traced.kernels}
     names = {
@@ -147,17 +144,23 @@ def recaptured(traced: Step, captured: Step) -> Recaptured:
                 if was.name not in names.values():
                     names.setdefault(identity(new), was.name)
     shares = {kernel.name: kernel.waited_for for kernel in traced.kernels}
+    # What is new has its own name, or a number where that is taken.
+    new = [kernel.name for kernel in captured.kernels if identity(kernel) not in names]
+    own = iter(numbered([*shares, *new])[len(shares) :])
+    called = [(kernel, names.get(identity(kernel)) or next(own)) for kernel in captured.kernels]
     step = msgspec.structs.replace(
         captured,
         name=traced.name,
         kernels=tuple(
-            msgspec.structs.replace(kernel, waited_for=shares.get(kernel.name, kernel.waited_for))
-            for kernel in _named(captured.kernels, names, [k.name for k in traced.kernels])
+            msgspec.structs.replace(
+                kernel, name=name, waited_for=shares.get(name, kernel.waited_for)
+            )
+            for kernel, name in called
         ),
         parameters=traced.parameters,
         source=traced.source,
     )
-    return Recaptured(step=step, changes=tuple(changes))
+    return step, tuple(changes)
 
 
 def identity(kernel: Kernel) -> str:
@@ -169,26 +172,23 @@ def identity(kernel: Kernel) -> str:
     return f"{kernel.pass_} {kernel.launch.identity}"
 
 
-def _both(traced: Step, captured: Step) -> tuple[list[_Calls], list[_Calls]]:
+def _both(traced: Step, captured: Step) -> list[list[_Calls]]:
     # What came out of either's data counts for neither: the other may have just that number too.
     sizes = frozenset((*traced.data_sizes, *captured.data_sizes))
-    return _calls(traced, sizes), _calls(captured, sizes)
 
+    def key_of(kernel: Kernel) -> _Key:
+        launch = kernel.launch
+        if launch is None:
+            return kernel.pass_, identity(kernel), ""
+        shapes = without_sizes(launch.shapes, known=sizes)
+        return kernel.pass_, launch.operator or launch.function, shapes
 
-def _calls(step: Step, sizes: Collection[int]) -> list[_Calls]:
-    keys = [_key(kernel, sizes) for kernel in step.kernels]
-    return [
-        _Calls(key, tuple(step.kernels[k] for k in launches))
-        for key, launches in itertools.groupby(step.order, key=keys.__getitem__)
-    ]
-
-
-def _key(kernel: Kernel, sizes: Collection[int]) -> _Key:
-    launch = kernel.launch
-    if launch is None:
-        return kernel.pass_, identity(kernel), ""
-    shapes = without_sizes(launch.shapes, known=sizes)
-    return kernel.pass_, launch.operator or launch.function, shapes
+    found = []
+    for step in (traced, captured):
+        keys = [key_of(kernel) for kernel in step.kernels]
+        grouped = itertools.groupby(step.order, key=keys.__getitem__)
+        found.append([_Calls(key, tuple(step.kernels[k] for k in some)) for key, some in grouped])
+    return found
 
 
 def _called_as_often(ours: _Calls, theirs: _Calls) -> bool:
@@ -202,18 +202,14 @@ def _called_as_often(ours: _Calls, theirs: _Calls) -> bool:
         return True
     if set(ours.identities) == set(theirs.identities):
         return ours.identities == theirs.identities
-    one, other = _repeats(ours.identities), _repeats(theirs.identities)
+
+    def repeats(launches: Sequence[str]) -> int:
+        length = len(launches)
+        parts = (part for part in range(1, length + 1) if length % part == 0)
+        return next(length // part for part in parts if launches[part:] == launches[:-part])
+
+    one, other = repeats(ours.identities), repeats(theirs.identities)
     return one % other == 0 or other % one == 0
-
-
-def _repeats(launches: Sequence[str]) -> int:
-    length = len(launches)
-    return next(
-        length // part
-        for part in range(1, length + 1)
-        if length % part == 0
-        and all(launches[i] == launches[i - part] for i in range(part, length))
-    )
 
 
 def _change(calls: _Calls, before: Sequence[Kernel], now: Sequence[Kernel]) -> str:
@@ -229,19 +225,3 @@ def _change(calls: _Calls, before: Sequence[Kernel], now: Sequence[Kernel]) -> s
 def _functions(kernels: Sequence[Kernel]) -> str:
     functions = dict.fromkeys(short(kernel.launch.function) for kernel in kernels if kernel.launch)
     return " and ".join(functions)
-
-
-def _named(
-    kernels: Sequence[Kernel], names: dict[str, str], taken: Sequence[str]
-) -> tuple[Kernel, ...]:
-    """Name kernels as was found; what is new by its own name, or numbered where that is taken."""
-    new = [kernel.name for kernel in kernels if identity(kernel) not in names]
-    own = iter(numbered([*taken, *new])[len(taken) :])
-    return tuple(
-        msgspec.structs.replace(kernel, name=names.get(identity(kernel)) or next(own))
-        for kernel in kernels
-    )
-
-
-def _names(calls: Sequence[_Calls]) -> dict[_Key, str]:
-    return {each.key: each.kernels[0].name for each in calls}

@@ -121,11 +121,16 @@ def traced_step(
         shares = [one.waited_for for one in ran if one is not None]
         waited_for = math.fsum(shares) / len(shares) if shares else 1.0
         kernels.append(_kernel([launches[at] for at in some], key, pooled.get(key), waited_for))
-    notes = [
-        *warnings,
-        *([_pooled_words(found)] if found else []),
-        *([obstacle] if obstacle else []),
-    ]
+    notes = list(warnings)
+    if found:
+        pooled_launches = sum(len(pool.members) for pool in found)
+        taken = sum(pool.median_size * len(pool.members) for pool in found)
+        off = taken / sum(sum(pool.sizes) for pool in found) - 1.0
+        notes.append(
+            f"the data decides the sizes of {pooled_launches} launches: they are {len(found)} "
+            f"kernels, each measured at its median size; together that is {off:+.0%} of size"
+        )
+    notes += [obstacle] if obstacle else []
     modules = tuple(
         module_calls_text((*each.callers, each.module)) if (each := group.activity) else ""
         for group in groups
@@ -170,16 +175,6 @@ def _pools(
         for at, launch in enumerate(launches)
     ]
     return (*by_shape, *pools(alike, asked, with_grid, data_sizes))
-
-
-def _pooled_words(found: Sequence[Pool]) -> str:
-    launches = sum(len(pool.members) for pool in found)
-    taken = sum(pool.median_size * len(pool.members) for pool in found)
-    off = taken / sum(sum(pool.sizes) for pool in found) - 1.0
-    return (
-        f"the data decides the sizes of {launches} launches: they are {len(found)} kernels, each "
-        f"measured at its median size; together that is {off:+.0%} of size"
-    )
 
 
 def nodes_of(activities: Sequence[TracedActivity]) -> tuple[Node, ...]:
