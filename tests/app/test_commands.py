@@ -54,7 +54,7 @@ def test_the_whole_way_from_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert said.out.splitlines()[1].startswith("Saves at most 19.5 % of energy")
     assert "Replayed from a table of" in said.out
-    assert "kernel, global" not in said.out
+    assert "each kernel, together" not in said.out
     assert "<html" in Path("report.html").read_text()
 
 
@@ -109,7 +109,7 @@ def test_the_demo_leaves_its_files_and_a_table(
     main(["demo", "--details"])
     again = capsys.readouterr().out
     assert again.startswith(said.partition("Page:")[0])
-    for way in ("auto", "best fixed clock", "pass-level", "kernel, local", "kernel, global"):
+    for way in ("auto", "best fixed clock", "each pass", "kernel, alone", "kernel, together"):
         assert way in again
     Path("underclock-demo/plan.json").unlink()
     code, error = fails("demo")

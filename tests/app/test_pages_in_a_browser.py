@@ -201,7 +201,9 @@ def opened(browser: Browser, folder: Path) -> Iterator[Opened]:
     """Return what opens a page; in the end nothing was asked of a network or told the console."""
     contexts, said = [], []
 
-    def open_page(name: str, *, width: int = 1280, dark: bool = False, **more: Any) -> Page:
+    def open_page(
+        name: str, *, width: int = 1280, dark: bool = False, folded: bool = False, **more: Any
+    ) -> Page:
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme="dark" if dark else "light",
@@ -219,6 +221,9 @@ def opened(browser: Browser, folder: Path) -> Iterator[Opened]:
         )
         page.goto(own)
         page.wait_for_selector("html[data-ready]", state="attached")
+        if not folded:
+            page.evaluate("document.querySelectorAll('.fold').forEach(e => { e.open = true })")
+            settle(page)
         return page
 
     yield open_page
@@ -255,6 +260,25 @@ def test_on_a_telephone_nothing_is_beside_the_screen(kind: str, opened: Opened) 
     assert drawn is not None
     assert drawn["x"] >= 0
     assert drawn["x"] + drawn["width"] <= 390
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_first_screen_has_the_answer_and_a_picture(width: int, opened: Opened) -> None:
+    page = opened("plan", width=width, folded=True)
+
+    for at, line in enumerate((page.locator("h1"), *page.locator("header p").all()[:2])):
+        assert line.inner_text().replace(MINUS, "-").startswith(LATENCY_PLAN.answer[at][:40])
+    drawn = page.locator("#figure-frontier svg").locator("visible=true").bounding_box()
+    assert drawn is not None
+    assert drawn["y"] < 800
+    assert page.locator("#table-kernels").is_hidden()
+
+
+def test_paper_shows_what_is_folded(opened: Opened) -> None:
+    page = opened("plan", folded=True)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+
+    assert page.locator("#table-kernels table").is_visible()
 
 
 def test_a_page_of_10_000_kernels_is_small_and_opens_at_once(folder: Path, opened: Opened) -> None:

@@ -233,7 +233,7 @@ def bound_words(plan: Plan) -> str:
     """Say what numbers of the frontier are worth."""
     if plan.chosen is Strategy.BEST_FIXED or plan.achievable_frontier:
         return "not promised"
-    return "with free switching: a bound, not promised"
+    return "if clocks changed at once: a bound, not promised"
 
 
 def auto_plan_sentence(plan: Plan) -> str | None:
@@ -300,7 +300,7 @@ def saved_text(plan: Plan, total_j: float) -> str:
     """
     promise = plan.promise
     auto_j = promise.energy_j / (1.0 + promise.energy_change)
-    free = " if clocks changed for free, a bound" if plan.bound is plan.chosen else ""
+    free = " if clocks changed at once, a bound" if plan.bound is plan.chosen else ""
     unit, (kernels, step) = joules_column([total_j, auto_j - promise.energy_j])
     alone = "" if kernels == step else f"; kernels by themselves add up to {kernels} {unit}"
     return f"{step} {unit} of a step are saved{free}{alone}"

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 
 from underclock.records import Arm, Cost, Plan, Strategy, Validation
 from underclock.records.answers import answer_of, gives_nothing, no_change
@@ -17,20 +18,13 @@ from underclock.report.chart import (
     PINK,
     SKY,
     VERMILION,
-    Box,
     Chart,
     Series,
     Shade,
-    both,
-    document,
     figure,
-    rectangle,
-    shortened,
-    text,
-    text_px,
 )
-from underclock.report.step_data import MOST_ROWS, KernelUse, is_held, kernel_uses, plan_data
-from underclock.report.wording import arm_title, change_text, duration_text, energy_text, minus
+from underclock.report.step_data import MOST_ROWS, is_held, kernel_uses, plan_data
+from underclock.report.wording import arm_title, change_text, duration_text, minus
 from underclock.units import format_mhz
 
 
@@ -54,7 +48,17 @@ def rendered(
         lstrip_blocks=True,
     )
     environment.filters.update(_FILTERS)
+    environment.globals["squeezed"] = _squeezed
     return environment.get_template(template).render(**values)
+
+
+def _squeezed(name: str) -> str:
+    """Return a script or a style sheet without indentation and lines of comment."""
+    lines = map(
+        str.strip,
+        (resources.files(__package__) / "templates" / name).read_text("utf-8").splitlines(),
+    )
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def page(plan: Plan, validation: Validation | None) -> str:
@@ -86,8 +90,6 @@ def page(plan: Plan, validation: Validation | None) -> str:
         slowest=slowest_shown(plan),
         budget=round(first.time_change or plan.max_slowdown or 0.01, 4),
         frontier_figure=frontier(plan),
-        energy_figure=energy(uses),
-        repeats_figure=repeats(validation) if validation else None,
     )
 
 
@@ -119,9 +121,6 @@ _FILTERS: dict[str, Callable[..., object]] = {
 }
 
 
-_MOST_BARS = 12
-_ROW_PX = 40
-_VALUE_PX = 170  # what stands to the right of the longest bar
 _SHOWN = 0.05  # of auto's time: how far right the frontier is drawn at least
 _BEYOND = 1.5  # times the greatest time change that must be seen
 _LEFT, _RIGHT = 0.02, 0.03  # of what is shown, beyond both ends
@@ -137,53 +136,6 @@ _ARM_MARKERS: dict[str, tuple[str, str]] = {
     Strategy.INSTRUCTION: (PINK, "triangle"),
     Strategy.KERNEL: (VERMILION, "star"),
 }
-_SECONDS = (("s", 1.0), ("ms", 1e-3))
-_JOULES = (("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))
-
-
-def energy(uses: Sequence[KernelUse]) -> str:
-    """Draw where a step's energy goes, pass by pass and kernel by kernel, and what is saved of it.
-
-    Of many kernels those that draw most, and the rest together.
-    """
-    ranked = sorted(uses, key=lambda use: -use.auto_j)
-    passes = [name for name in dict.fromkeys(use.pass_ for use in uses) if name]
-    rows = [(name, [use for use in uses if use.pass_ == name]) for name in passes if passes[1:]]
-    rows += [(use.name, [use]) for use in ranked[:_MOST_BARS]]
-    if ranked[_MOST_BARS:]:
-        count = len(ranked) - _MOST_BARS
-        rows.append((f"{count} other{'s' * (count > 1)}", ranked[_MOST_BARS:]))
-    bars = [
-        (name, math.fsum(use.auto_j for use in some), math.fsum(use.energy_j for use in some))
-        for name, some in rows
-    ]
-    total_j = math.fsum(use.auto_j for use in uses)
-    return both(lambda width_px: _bars(bars, len(passes[1:]) and len(passes), total_j, width_px))
-
-
-def _bars(
-    bars: Sequence[tuple[str, float, float]], passes: int, total_j: float, width_px: int
-) -> str:
-    """Draw a line for each name, and one for its bar: filled what it draws, hollow the saving."""
-    parts: list[str] = []
-    top = 0.0
-    scale = (width_px - _VALUE_PX) / max(max(auto_j, planned_j) for _, auto_j, planned_j in bars)
-    for place, (name, auto_j, planned_j) in enumerate(bars):
-        if place == passes > 0:
-            top += _ROW_PX / 2
-        most = int(width_px / text_px("x")) - 7
-        parts.append(text(0, top + 14, shortened(name, most), bold=place < passes))
-        ends_px, auto_px = scale * planned_j, scale * auto_j
-        colour = GREY if place < passes else BLUE
-        parts.append(rectangle(Box(0, top + 20, ends_px, top + 33), f'fill="{colour}"'))
-        if auto_px > ends_px:
-            box = Box(ends_px, top + 20.5, auto_px, top + 32.5)
-            parts.append(rectangle(box, f'fill="none" stroke="{colour}"'))
-        saved = minus(change_text(planned_j / auto_j - 1.0))
-        words = f"{energy_text(auto_j)} ({auto_j / total_j:.0%}), {saved}"
-        parts.append(text(max(ends_px, auto_px) + 7, top + 31, words))
-        top += _ROW_PX
-    return document(parts, width_px, top + 6, "Where the energy of a step goes, and what is saved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,16 +164,16 @@ def lines_of(plan: Plan) -> list[FrontierLine]:
     own_s = plan.schedule and plan.schedule.latencies.constant_s
     lines = [
         FrontierLine(
-            name="with free switching, a bound" if held else "frontier",
-            takes="no time, a bound",
+            name="if clocks changed at once: a bound" if held else "if clocks changed at once",
+            takes="no time: a bound",
             latency_s=0.0,
             points=points_of(plan.frontier, limit),
             colour=BLUE,
             is_own=not held,
         ),
         FrontierLine(
-            name="achievable here",
-            takes=f"{duration_text(own_s) if own_s else 'as long as measured'}, of the plan",
+            name=f"if they take {duration_text(own_s)}" if own_s else "as clocks change",
+            takes=f"{duration_text(own_s) if own_s else 'as long as measured'}, as planned",
             latency_s=own_s or math.inf,
             points=points_of(plan.achievable_frontier, limit),
             colour=GREEN,
@@ -250,7 +202,9 @@ def _as_of(hardware: str) -> str:
 def frontier(plan: Plan) -> str:
     """Draw the frontier as a line, the arms as points, and shade what is over the time budget."""
     arms = [(arm, arm.cost) for arm in plan.arms if arm.cost is not None]
-    seen = [(arm, cost) for arm, cost in arms if arm.name == "auto" or not _is_auto(cost)]
+    shown = {Strategy.AUTO, Strategy.BEST_FIXED, plan.chosen}
+    seen = [(arm, cost) for arm, cost in arms if arm.name in shown]
+    seen = [(arm, cost) for arm, cost in seen if arm.name == "auto" or not _is_auto(cost)]
     lines = [
         Series(
             name=line.name,
@@ -300,36 +254,10 @@ def trade(
     )
 
 
-def repeats(validation: Validation) -> str:
-    """Draw every repeat of every arm as a point."""
-    runs = [
-        ("auto", validation.auto_time_s, validation.auto_energy_j, "auto"),
-        ("plan", validation.plan_time_s, validation.plan_energy_j, "kernel_global"),
-        *((arm_title(o.name), o.time_s, o.energy_j, o.name) for o in validation.others),
-    ]
-    x_unit, x_size = _axis_unit(_SECONDS, [t for _, times_s, _, _ in runs for t in times_s])
-    y_unit, y_size = _axis_unit(_JOULES, [e for _, _, energies_j, _ in runs for e in energies_j])
-    series = []
-    for name, times_s, energies_j, arm in runs:
-        colour, symbol = _marker_of(arm)
-        points = tuple((t / x_size, e / y_size) for t, e in zip(times_s, energies_j, strict=True))
-        series.append(Series(name=name, points=points, colour=colour, symbol=symbol))
-    return figure(
-        Chart(
-            key="repeats",
-            title=f"Every run ({validation.evidence})",
-            x_title=f"time ({x_unit})",
-            y_title=f"energy ({y_unit})",
-            series=tuple(series),
-            signed=False,
-        )
-    )
-
-
 def _plans_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
     stays = arm.name is Strategy.AUTO and _is_auto(plan.promise)
     counts = stays or arm.name is plan.chosen
-    title = arm_title(arm.name, plan) + (" (the plan)" if counts else "")
+    title = "the plan" if counts else arm_title(arm.name, plan)
     return arm_series(arm.name, cost, title, large=counts)
 
 
@@ -371,8 +299,3 @@ def slowest_shown(plan: Plan) -> float:
     if plan.max_slowdown is not None:
         marks.append(plan.max_slowdown)
     return max(_SHOWN, _BEYOND * max(marks))
-
-
-def _axis_unit(units: tuple[tuple[str, float], ...], values: Sequence[float]) -> tuple[str, float]:
-    """Return the largest unit that keeps every value above one, else the smallest known."""
-    return next((unit for unit in units if min(values) >= unit[1]), units[-1])

@@ -123,7 +123,7 @@ def arms_table(plan: Plan) -> Table:
 def _arm_cell(plan: Plan, arm: Arm) -> Text:
     cell = Text(f"{'*' if arm.name is plan.chosen else ' '} {arm_title(arm.name, plan)}")
     if arm.name is plan.bound:
-        cell.append("\n  a bound: free switching", style="dim")
+        cell.append("\n  a bound: clocks change at once", style="dim")
     if arm.name is Strategy.BEST_FIXED and plan.fixed is not None:
         cell.append(f"\n  {clocks_text(plan.fixed)}", style="dim")
     return cell
@@ -143,7 +143,7 @@ def savings_table(plan: Plan) -> Table:
     rest_j = sum(choice.saved_j for choice in rest.values())
     total_j = sum(choice.saved_j for choice in plan.kernels.values())
     unit, saved = joules_column([*(choice.saved_j for choice in top.values()), rest_j])
-    free = ", with free switching, a bound" if plan.bound is plan.chosen else ""
+    free = ", if clocks changed at once, a bound" if plan.bound is plan.chosen else ""
     rows = [
         (
             name,

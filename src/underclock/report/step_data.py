@@ -332,7 +332,7 @@ def _segments(packer: Packer, plan: Plan) -> Packed:
 def _bands(packer: Packer, plan: Plan) -> list[Packed]:
     """Return the step's launches in order: under the plan, and at auto."""
     title = "Under the plan"
-    title += ", clocks changing for free: a bound" if plan.bound is plan.chosen else ""
+    title += ", clocks changing at once: a bound" if plan.bound is plan.chosen else ""
     ways = [
         (title, plan.headline, _planned(plan)),
         (f"At {auto_word(plan)}", plan.arm("auto"), at_auto(plan)),

@@ -30,10 +30,10 @@ _JOULES = (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6))
 ARM_TITLES: dict[str, str] = {
     Strategy.AUTO: "auto",
     Strategy.BEST_FIXED: "best fixed clock",
-    Strategy.PASS: "pass-level",
-    Strategy.KERNEL_LOCAL: "kernel, local",
-    Strategy.KERNEL_GLOBAL: "kernel, global",
-    Strategy.ACHIEVABLE: "achievable here",
+    Strategy.PASS: "each pass",
+    Strategy.KERNEL_LOCAL: "each kernel, alone",
+    Strategy.KERNEL_GLOBAL: "each kernel, together",
+    Strategy.ACHIEVABLE: "each stretch",
     Strategy.RANK: "each rank",
     Strategy.DIRECTION: "each direction",
     Strategy.INSTRUCTION: "each instruction",
@@ -52,7 +52,8 @@ ARM_SENTENCES: dict[str, str] = {
         "so kernels lend each other time."
     ),
     Strategy.ACHIEVABLE: (
-        "Clocks change only as often as this GPU can change them; what changes cost is counted."
+        "Each stretch of launches has its own clocks, as often as this GPU can change them; what "
+        "changes cost is counted."
     ),
 }
 

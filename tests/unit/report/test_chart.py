@@ -63,7 +63,7 @@ def test_markup_in_a_name_is_text() -> None:
 
 @pytest.mark.parametrize("width_px", [350, 880])
 def test_names_of_points_that_coincide_stand_apart_and_within_the_drawing(width_px: int) -> None:
-    names = ["auto", "best fixed clock", "pass-level", "kernel, local", "kernel, global"]
+    names = ["auto", "best fixed clock", "each pass", "each kernel, alone", "each kernel, together"]
     line = Series(name="frontier", points=((0.0, 0.0), (5.0, -20.0)), colour=BLUE)
     crowded = [named(name, 0.0, 0.01 * n) for n, name in enumerate(names)]
     shaded = replace(chart(line, *crowded), shade=Shade(start=1.0, text="over the time budget"))

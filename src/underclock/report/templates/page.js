@@ -747,6 +747,8 @@ const begin = async () => {
   }
   const reader = byId("frontier-reader");
   if (reader) followLines(reader, data);
+  const folds = document.querySelectorAll("details.fold");
+  addEventListener("beforeprint", () => folds.forEach((fold) => { fold.open = true; }));
   document.documentElement.dataset.ready = "yes";
 };
 begin();
