@@ -42,6 +42,20 @@ def answer_of(plan: "Plan", validation: "Validation | None" = None) -> tuple[str
     return _saves(plan), _takes(plan), _rests_on(plan, validation)
 
 
+def outcome(energy_change: float, interval: Interval, time_change: float) -> str:
+    """Say what a comparison on a job found, in the words of an answer."""
+    if interval is not None and interval[0] <= 0.0 <= interval[1]:
+        low, high = (format_percent(end, digits=1) for end in interval)
+        text = f"no saving shown, energy changed by {low.removesuffix(' %')} to {high}"
+    else:
+        way = "saved" if energy_change < 0.0 else "took more:"
+        size, margin = _size(energy_change, interval), _margin(energy_change, interval)
+        text = f"{way} {size} of energy{margin}"
+    if abs(time_change) < _SHOWN:
+        return f"{text} for no more time"
+    return f"{text} for {_size(time_change, None)} {'more' if time_change > 0.0 else 'less'} time"
+
+
 def gives_nothing(plan: "Plan") -> bool:
     """Whether the plan leaves the step as it is at auto."""
     return plan.sets_nothing or (plan.schedule is not None and no_change(plan.headline))

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from rich.table import Column, Table
 
 from underclock.errors import DataError
+from underclock.records.answers import outcome
 from underclock.records.runs import LEARNED, TRIED, EventLine, Line, RunLine, RunSummary, StepLine
 from underclock.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, SKY, Chart, Series, figure
 from underclock.report.page import rendered
 from underclock.report.step_data import Packer, TimelineBox
 from underclock.report.terminal import filled, words
-from underclock.report.wording import EVIDENCE_SENTENCES, duration_text, interval_text
+from underclock.report.wording import EVIDENCE_SENTENCES, duration_text
 from underclock.units import KWH_J, format_drawn, format_percent
 
 _DRIVEN = frozenset(
@@ -52,22 +53,18 @@ def _saving(summary: RunSummary) -> str:
         name = "" if plans else f"{arm.arm}: "
         if arm.verdict.startswith("cannot tell"):
             return f"its saving: {name}{arm.verdict}"
-        verdict = f": {arm.verdict}" if arm.verdict else ""
-        energy = _change(arm.energy_change or 0.0, arm.energy_interval, " energy")
-        time = format_percent(arm.time_change)
-        return f"{name}{energy} at {time} time against auto on this job, {run.evidence}{verdict}"
+        verdict = f": promise {arm.verdict.partition(': energy')[0]}" if arm.verdict else ""
+        saved = outcome(arm.energy_change or 0.0, arm.energy_interval, arm.time_change or 0.0)
+        return f"{name}{saved} than auto on this job, {run.evidence}{verdict}"
     promised = ""
     if run.energy_change is not None:
-        promised = f"promised {format_percent(run.energy_change)} energy, "
+        promised = f"promised {format_percent(run.energy_change, digits=1)} energy, "
     if not summary.followed and summary.events:
         why = f"saved nothing: {summary.events[-1]}"
     elif run.is_job and summary.since_auto is not None:
         arm = summary.since_auto
-        energy = _change(arm.energy_change, arm.energy_interval, " energy")
-        return (
-            f"{promised}{energy} at {format_percent(arm.time_change)} time against its iterations "
-            "at auto before, warm-up left out"
-        )
+        saved = outcome(arm.energy_change or 0.0, arm.energy_interval, arm.time_change or 0.0)
+        return f"{promised}{saved} than its iterations at auto before, warm-up left out"
     elif run.is_job:
         why = (
             "its saving is not known: too few iterations at auto before it, after warming up "
@@ -76,7 +73,7 @@ def _saving(summary: RunSummary) -> str:
     elif run.arms:
         why = f"not measured: {next(reversed(summary.events), 'no round was whole')}"
     else:
-        why = "not measured: no blocks at auto (--arms auto,plan)"
+        why = "what it saved was not measured: --arms auto,plan measures it"
     return promised + why
 
 
@@ -112,10 +109,10 @@ def run_table(summary: RunSummary) -> Table:
         ("a step drew", _known(summary.step_j, "{:.3g} J".format)),
         ("clocks asked for in a step", _known(summary.asks, "{:.1f}".format)),
         ("changes within 1 ms of their launch", _known(summary.hits, "{:.1%}".format)),
-        ("boundaries expected within, median", _known(summary.error_p50_s, duration_text)),
-        ("boundaries expected within, 99 of 100", _known(summary.error_p99_s, duration_text)),
+        ("starts of launches foreseen to, median", _known(summary.error_p50_s, duration_text)),
+        ("starts of launches foreseen to, p99", _known(summary.error_p99_s, duration_text)),
         ("changes late by, median", _known(summary.late_p50_s, duration_text)),
-        ("changes late by, 99 of 100 less", _known(summary.late_p99_s, duration_text)),
+        ("changes late by, p99", _known(summary.late_p99_s, duration_text)),
         ("of one core, the controller took", _known(summary.conductor, "{:.1%}".format)),
         ("all of the run drew", _known(summary.energy_j, lambda j: f"{j / KWH_J:.3g} kWh")),
     )
@@ -133,11 +130,11 @@ def _known(value: float | None, write: Callable[[float], str]) -> str:
     return "-" if value is None else write(value)
 
 
-def _change(mean: float | None, interval: tuple[float, float] | None, unit: str = "") -> str:
+def _change(mean: float | None, interval: tuple[float, float] | None) -> str:
     if mean is None:
         return "-"
     ends = "" if interval is None else f" ({' to '.join(format_percent(e) for e in interval)})"
-    return f"{format_percent(mean)}{unit}{ends}"
+    return f"{format_percent(mean)}{ends}"
 
 
 def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
@@ -174,7 +171,6 @@ def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
         came_to=f"{_steps(summary)}; {format_drawn(summary.energy_j)}",
         data=_data(run, steps),
         best=next((arm for arm in summary.arms if arm.arm == "plan"), None),
-        interval=_interval,
         evidence_sentence=EVIDENCE_SENTENCES[run.evidence],
         drawings=[(chart, figure(chart)) for chart in run_charts(run, steps)],
         events=[line for line in lines if isinstance(line, EventLine)],
@@ -190,10 +186,6 @@ def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
         promised_time=_change(run.time_change, None),
         rows=rows,
     )
-
-
-def _interval(ends: tuple[float, float] | None) -> str:
-    return "one round: no interval" if ends is None else f"95 %: {interval_text(ends)}"
 
 
 def _data(run: RunLine, steps: Sequence[StepLine]) -> str:

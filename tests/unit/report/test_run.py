@@ -76,9 +76,10 @@ def test_a_page_shows_steps_arms_and_events_and_lets_nothing_through() -> None:
     page = run_page(LINES, summary_of(LINES))
 
     assert "4 steps under the plan; 7 of 9 steps seen; 0.0001 kWh drawn" in page
-    saved, verdict = "10.00 % energy at +0.30 % time", "against auto on this job: kept"
-    assert page.index("<h1") < page.rindex(saved) < page.index(verdict)
-    assert page.index(verdict) < page.index("4 steps under the plan")
+    saved = (
+        "Saved 10.0 % of energy for 0.30 % more time than auto on this job, simulated: promise kept"
+    )
+    assert page.index("<h1") < page.rindex(saved) < page.index("4 steps under the plan")
     assert "small &lt;b&gt;" in page
     assert "a lock was overruled &amp; noted" in page
     assert "\N{MINUS SIGN}10.00 %" in page
@@ -118,14 +119,17 @@ def test_a_summary_is_of_the_last_run_and_of_steps_that_followed_the_plan() -> N
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (LINES, "10.00 % energy at +0.30 % time against auto on this job, simulated: kept"),
+        (
+            LINES,
+            "saved 10.0 % of energy for 0.30 % more time than auto on this job, simulated: promise kept",
+        ),
         (
             tuple(line for line in LINES if not isinstance(line, ArmLine)),
-            "promised -12.00 % energy, not measured: no blocks at auto (--arms auto,plan)",
+            "promised -12.0 % energy, what it saved was not measured: --arms auto,plan measures it",
         ),
         (
             (msgspec.structs.replace(RUN, arms="auto,plan"), step(1, "auto"), WHY),
-            "promised -12.00 % energy, saved nothing: arms were not compared",
+            "promised -12.0 % energy, saved nothing: arms were not compared",
         ),
         (
             (
@@ -141,7 +145,7 @@ def test_a_summary_is_of_the_last_run_and_of_steps_that_followed_the_plan() -> N
                     for g in (0, 1)
                 ),
             ),
-            "promised -12.00 % energy, -9.75 % energy (-9.92 % to -9.58 %) at +0.00 % time against",
+            "promised -12.0 % energy, saved 9.7 % of energy (± 0.2) for no more time than its",
         ),
         ((), "0 steps; nothing was seen of it; what it drew is not known; clocks were given back"),
     ],
