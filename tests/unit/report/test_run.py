@@ -121,7 +121,7 @@ def test_a_summary_is_of_the_last_run_and_of_steps_that_followed_the_plan() -> N
     [
         (
             LINES,
-            "saved 10.0 % of energy for 0.30 % more time than auto on this job, simulated: promise kept",
+            "10.0 % of energy for 0.30 % more time than auto on this job, simulated: promise kept",
         ),
         (
             tuple(line for line in LINES if not isinstance(line, ArmLine)),
