@@ -54,7 +54,9 @@ _UNITS: Final = {
     for quantity, units in _WORDS["units"].items()
     for unit, scale in units.items()
 }
-_RAN, _ASKED, _OTHERS = (frozenset(_WORDS["words"][which]) for which in ("ran", "asked", "others"))
+_RAN, _ASKED, _FOREIGN = (
+    frozenset(_WORDS["words"][which]) for which in ("ran", "asked", "foreign")
+)
 
 
 @contextmanager
@@ -196,7 +198,7 @@ def _meaning(header: str) -> tuple[str, float | None, str]:
     quantity, scale = _UNITS.get(unit.casefold(), ("", None))
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", "_".join(parts)).casefold().split("_")
     name = "_".join(word for word in words if word not in _RAN | _ASKED)
-    for column, pattern in _WORDS["names"].items() if _OTHERS.isdisjoint(words) else ():
+    for column, pattern in _WORDS["names"].items() if _FOREIGN.isdisjoint(words) else ():
         of = column.rpartition("_")[2]
         bare = not unit and of in _WORDS["units"] and re.fullmatch(_WORDS["bare"], name)
         if bare or (unit and of != quantity) or not re.fullmatch(pattern, name):

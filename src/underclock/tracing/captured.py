@@ -41,13 +41,13 @@ from underclock.hw.cuda.torch_step import (
 from underclock.hw.lockstep import is_distributed, meet
 from underclock.records import Step
 from underclock.records.work import Traced, TracedActivity
-from underclock.tracing.source import NOBODY, Onlooker, StepFunction, TracePhase
+from underclock.tracing.source import NO_ONLOOKER, Onlooker, StepFunction, TracePhase
 
 _LOOKS = 3
 _ASSUMED_WARM_UPS = 2  # in the first the optimiser makes its state
 
 
-def trace_step(step: StepFunction, *, onlooker: Onlooker = NOBODY) -> Traced:
+def trace_step(step: StepFunction, *, onlooker: Onlooker = NO_ONLOOKER) -> Traced:
     """Trace a step; leave everything it changes as it was.
 
     Raises:
@@ -87,7 +87,7 @@ def measured_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | E
 
 @contextmanager
 def running_step(
-    step: StepFunction, *, name: str, onlooker: Onlooker = NOBODY
+    step: StepFunction, *, name: str, onlooker: Onlooker = NO_ONLOOKER
 ) -> Iterator[CudaLauncher | EagerLauncher]:
     """Trace a step and keep what runs it; put everything back at the end.
 

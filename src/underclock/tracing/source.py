@@ -57,7 +57,7 @@ class Onlooker:
     keep: Callable[[Mapping[str, Any]], None] | None = None
 
 
-NOBODY = Onlooker()
+NO_ONLOOKER = Onlooker()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

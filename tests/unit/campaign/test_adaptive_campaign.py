@@ -59,10 +59,10 @@ def _write(path: Path, *, leave_out: tuple[str, int, int] | None = None) -> Path
     return path
 
 
-def _first_kernels() -> Step:
+def _first_kernels(count: int = 8) -> Step:
     whole = trace("gpt3-125m", layers=1)
-    order = tuple(k for k in whole.order if k < 8)
-    return msgspec.structs.replace(whole, kernels=whole.kernels[:8], order=order)
+    order = tuple(k for k in whole.order if k < count)
+    return msgspec.structs.replace(whole, kernels=whole.kernels[:count], order=order)
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
         step,
         gpu="sim:rtx3080ti#smooth",
         to=tmp_path / "s.db",
-        campaign=Campaign(precision=0.004, slowdowns=(0.01,)),
+        campaign=Campaign(precision=0.006, slowdowns=(0.01,)),
         measuring=BRISK,
         progress=told.append,
     )
@@ -217,7 +217,7 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
     assert told[-2].doing == "the promise is as sharp as asked"
     made = plan(sample_set, Goal(max_slowdown=0.01), latency="free")
     low, high = made.arm(made.chosen).energy_interval or (0.0, 1.0)
-    assert (high - low) / 2 <= 0.0041
+    assert (high - low) / 2 <= 0.0061
     # One kernel is measured again and again, to see what heat does.
     often = Counter((s.kernel, s.asked) for s in sample_set.samples).most_common(1)[0][1]
     assert often >= 2
@@ -226,15 +226,15 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
 def test_a_campaign_does_not_stop_because_its_plan_is_auto(tmp_path: Path) -> None:
     told: list[Tally] = []
     sample_set = measure(
-        _first_kernels(),
+        _first_kernels(4),
         gpu="sim:a100",
         to=tmp_path / "s.db",
-        campaign=Campaign(max_samples=36, slowdowns=(0.0,)),
+        campaign=Campaign(max_samples=20, slowdowns=(0.0,)),
         measuring=BRISK,
         progress=told.append,
     )
     # After four samples a kernel no plan is sure to keep the time: all stays at auto, surely.
-    assert len(sample_set.samples) + len(sample_set.in_situ) >= 36
+    assert len(sample_set.samples) + len(sample_set.in_situ) >= 20
     assert "the promise is as sharp as asked" not in [tally.doing for tally in told]
 
 

@@ -9,6 +9,7 @@ Shape letters: K kernels, G groups, S settings.
 """
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import Self
@@ -260,18 +261,18 @@ def best_choice(
         seen.extend([] if candidate is None else [candidate])
         return candidate
 
+    least = Effort.QUICK if risk is not None else far
+    fast = functools.cache(lambda: fastest(table, task.groups, least))
+
     def below(aim: Aim) -> Candidate | None:
         """Return the choice whose step settles best within an aim."""
-        least = Effort.QUICK if risk is not None else far
         cheapest = cheapest_within(table, task.groups, least, aim)
         if cheapest is not None:
-            setting = task.groups.spread(cheapest)
-        else:
-            fast = fastest(table, task.groups, least)
-            if fast is None or fast[1].time_change + aim.paid(fast[0]) > aim.slowdown:
-                return None
-            setting, _ = fast
-        return held_candidate(table, task.groups, least, setting)
+            return held_candidate(table, task.groups, least, task.groups.spread(cheapest))
+        found = fast()
+        if found is None or found[1].time_change + aim.paid(found[0]) > aim.slowdown:
+            return None
+        return held_candidate(table, task.groups, least, found[0])
 
     together = task.aggregate is Aggregate.GLOBAL
     candidate = within_confidence(goal.max_slowdown, within, risk, TOLERANCE, priced=together)
