@@ -102,15 +102,14 @@ def run(kernels: int, settings: int, seed: int) -> Run:
     )
     parameters = Parameters(family=_FAMILY, shared=shared, kernels=own)
     truth = predicted_rows(parameters, at).log
-    log_s, log_w = truth + random.normal(0.0, 1.0, truth.shape) * _NOISE
+    log = truth + random.normal(0.0, 1.0, truth.shape) * _NOISE
     rows = Rows(
         names=tuple(f"kernel {k}" for k in range(kernels)),
         kinds=random.integers(0, 3, kernels),
         kernel=at.kernel,
         core_mhz=at.core_mhz,
         mem_mhz=at.mem_mhz,
-        log_s=log_s,
-        log_w=log_w,
+        log=log,
         temperature_c=at.temperature_c,
         windows=np.ones((2, len(at.kernel))),
         mem_points_mhz=np.array(_MEMS),

@@ -10,7 +10,6 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.model.conditioning import Sizes, likeliest_sizes
-from underclock.core.model.left_out import Selection
 from underclock.core.model.observed import Observed
 from underclock.records import SampleSet
 
@@ -68,7 +67,6 @@ PARTS: dict[str, Off] = {
     "disturbed rows": {f"{_MODEL}left_out.LeftOut.odd": np.zeros(1, dtype=bool)},
     "widening by left-out rows": {f"{_MODEL}left_out.LeftOut.factor": lambda *_: 1.0},
     "energies off together": {f"{_MODEL}estimate._TOGETHER": 1.0},
-    "what choosing costs": {f"{_MODEL}left_out.Selection.of": lambda *_: Selection()},
     "bounds of time": {f"{_MODEL}estimate.bounded": lambda log_s, *_: log_s},
     "times between rows": {f"{_MODEL}estimate.between_rows": lambda posterior, *_: posterior},
     "attested rows": {f"{_MODEL}estimate._ATTESTED": np.inf},

@@ -133,8 +133,8 @@ def measured(sample_set: SampleSet, gpu: GpuConstants) -> list[Measured]:
         found.append(
             Measured(
                 core_mhz=rows.core_mhz[mine],
-                time_s=np.exp(rows.log_s[mine]),
-                power_w=np.where(tells, ratio * np.exp(rows.log_w[mine]), math.nan),
+                time_s=np.exp(rows.log[0, mine]),
+                power_w=np.where(tells, ratio * np.exp(rows.log[1, mine]), math.nan),
                 weight=np.sqrt(rows.windows[0, mine]),
                 temperature_c=rows.temperature_c[mine],
                 dram_share=share.get(kernel.name, 0.0),

@@ -19,10 +19,8 @@ import numpy as np
 from underclock.arrays import Ints
 from underclock.core.model.damped_steps import (
     FitProblem,
-    FitState,
     converge,
     converge_kernels,
-    kernel_costs,
 )
 from underclock.core.model.most_likely import learn_priors, restart
 from underclock.core.model.parameters import (
@@ -114,14 +112,15 @@ def calibrate(
     free = _free(sample_set, limit_w)
     _check(sample_set, free)
     problem = _problem(_rows(sample_set, free, start), start, held)
-    state = _begin(problem)
+    fitted = problem.begin()
     for _ in range(_ROUNDS):
-        state = converge(problem, _restart(problem, learn_priors(problem, state)[1], 1.0))
+        problem = _leaning(problem, fitted)
+        fitted = converge(problem, _restart(problem, fitted, 1.0))
     powers_w = [s.energy_j / s.time_s for s in sample_set.samples]
     capped_w = [each for each in powers_w if _is_capped(each, limit_w)]
     return Calibrated(
-        gpu=problem.family.gpu(state.parameters.shared),
-        kernels=_constants(problem, state),
+        gpu=problem.family.gpu(fitted.shared),
+        kernels=_constants(problem, fitted),
         limit_w=float(np.median(capped_w)) if capped_w else limit_w,
     )
 
@@ -177,35 +176,31 @@ def _problem(rows: Rows, gpu: GpuConstants, held: Collection[str]) -> FitProblem
     shared = problem.shared_precision / _WIDER**2
     shared[[BY_GPU.index(name) for name in held]] = _HELD
     own = problem.by_kernels(rows.windows) / _NOISE**2
-    return dataclasses.replace(problem, shared_precision=shared, precision=own)
+    # What usual GPUs and kernels are like pulls little.
+    prior = dataclasses.replace(problem.prior, spread=_WIDER * problem.prior.spread)
+    return dataclasses.replace(problem, shared_precision=shared, precision=own, prior=prior)
 
 
-def _begin(problem: FitProblem) -> FitState:
-    """Return the state before the fit; what usual GPUs and kernels are like pulls it little."""
-    state = problem.begin()
-    return dataclasses.replace(
-        state, prior=dataclasses.replace(state.prior, spread=_WIDER * state.prior.spread)
-    )
+def _leaning(problem: FitProblem, fitted: Parameters) -> FitProblem:
+    """Let kernels of a kind lean on one another; what is expected of the GPU stays."""
+    return dataclasses.replace(problem, prior=learn_priors(problem, fitted)[0].prior)
 
 
-def _restart(problem: FitProblem, state: FitState, odds: float) -> FitState:
+def _restart(problem: FitProblem, fitted: Parameters, odds: float) -> Parameters:
     """Let each kernel try every start, its parts overlapping or, by such odds rarer, adding."""
+    each = np.ones(len(problem.rows.names), dtype=bool)
     overlap, add = (
-        restart(problem, dataclasses.replace(state, parameters=parameters))
-        for parameters in (
-            dataclasses.replace(state.parameters, serial=np.full(len(problem.rows.names), serial))
-            for serial in (False, True)
-        )
+        restart(problem, dataclasses.replace(fitted, serial=serial)) for serial in (~each, each)
     )
-    better = kernel_costs(problem, add) < kernel_costs(problem, overlap) - math.log(odds)
-    kernels = np.where(better[:, None], add.parameters.kernels, overlap.parameters.kernels)
-    parameters = dataclasses.replace(state.parameters, kernels=kernels, serial=better)
-    return dataclasses.replace(state, parameters=parameters)
+    costs = (problem.kernel_costs(one.kernels, problem.seen(one)[1]) for one in (overlap, add))
+    better = np.diff(np.array(list(costs)), axis=0)[0] < -math.log(odds)
+    kernels = np.where(better[:, None], add.kernels, overlap.kernels)
+    return dataclasses.replace(fitted, kernels=kernels, serial=better)
 
 
-def _constants(problem: FitProblem, state: FitState) -> dict[str, KernelConstants]:
+def _constants(problem: FitProblem, parameters: Parameters) -> dict[str, KernelConstants]:
     """Return the constants of every kernel with rows, by name."""
-    parameters, found = state.parameters, {}
+    found = {}
     dram_j, per_dram = np.exp(parameters.shared[PER_DRAM_CYCLE]).tolist()
     for k in np.flatnonzero(np.diff(problem.rows.bounds)).tolist():
         core, dram, fixed_s, work_j = np.exp(parameters.kernels[k]).tolist()
@@ -274,10 +269,10 @@ def errors_by_kernel(
     shared[PER_DRAM_CYCLE] = np.log(known.per_dram_cycle)
     adding = sum(each.serial for each in known.kernels.values())
     odds = (1 + len(known.kernels) - adding) / (1 + adding)
-    state = _restart(problem, _begin(problem).moved(shared=shared), odds)
-    state = _restart(problem, learn_priors(problem, state)[1], odds)
-    state = converge_kernels(problem, state)
-    own = dataclasses.replace(known, kernels=_constants(problem, state))
+    fitted = _restart(problem, dataclasses.replace(problem.begin(), shared=shared), odds)
+    problem = _leaning(problem, fitted)
+    fitted = converge_kernels(problem, _restart(problem, fitted, odds))[0]
+    own = dataclasses.replace(known, kernels=_constants(problem, fitted))
     found = {}
     for name in dict.fromkeys(sample.kernel for sample in picked):
         mine = [s for s in sample_set.samples if s.kernel == name and s not in picked]

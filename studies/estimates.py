@@ -105,7 +105,7 @@ def steered_fit(name: str, seed: int) -> Figures:
     some = msgspec.structs.replace(whole, windows=_windows_drawn(whole, seed))
     kept, model = fit_rows(some, whole.settings)
     known, every = (
-        list(zip(each.kernel.tolist(), each.log_s.tolist(), strict=True)) for each in (kept, rows)
+        list(zip(each.kernel.tolist(), each.log[0].tolist(), strict=True)) for each in (kept, rows)
     )
     out = np.array([one not in known for one in every])
     k, windows = rows.kernel[out], rows.windows[:, out]
@@ -114,7 +114,7 @@ def steered_fit(name: str, seed: int) -> Figures:
     column = np.array([settings.index(clocks) for clocks in asked])
     clocks = clocks_of(model.rows, settings)
     one = at_locked_clocks(model, clocks, settings, temperature_of(whole))[0]
-    off = np.stack([rows.log_s[out] - one.log_s[k, column], rows.log_w[out] - one.log_w[k, column]])
+    off = rows.log[:, out] - one.log[:, k, column]
     variance = np.stack([one.variance(1.0, 0.0), one.variance(0.0, 1.0)])[:, k, column]
     figures: Figures = {}
     for q, quantity in enumerate(("time", "power")):

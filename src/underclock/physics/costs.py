@@ -11,10 +11,8 @@ takes longer. Below the knee of the voltage curve a lower core clock saves littl
 efficiency sits at the knee.
 """
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.special import xlogy
@@ -239,15 +237,6 @@ class AtClocks:
             dram_mhz=dram_mhz(gpu, mem_mhz),
             idle_w=idle_w(gpu, core_mhz, mem_mhz, temperature_c),
         )
-
-    def repeated(self, times: int) -> "AtClocks":
-        """Return the GPU at so many copies of the clocks."""
-        arrays: dict[str, Any] = {
-            each.name: np.tile(getattr(self, each.name), times)
-            for each in dataclasses.fields(self)
-            if each.name != "gpu"
-        }
-        return dataclasses.replace(self, **arrays)
 
     def costs(self, kernels: KernelArrays) -> "LogCosts":
         """Return what the kernel of each row costs there."""

@@ -149,9 +149,7 @@ class Loadings:
             )
             for of in parts
         ]
-        spread = np.ones((kernels, by_kernel.shape[-1]))
-        spread[:, : prior.spread.shape[1]] = prior.spread
-        kernel = np.concatenate([by_kernel[0], by_kernel[1]], axis=1) * spread[:, None]
+        kernel = np.concatenate([by_kernel[0], by_kernel[1]], axis=1) * prior.spread[:, None]
         return cls(kernel=kernel, shared=np.concatenate(shared, axis=1))
 
 
@@ -226,7 +224,7 @@ class Conditioned:
         residual = np.concatenate([observed.residual[0], observed.residual[1]], axis=1)
         raw = np.concatenate([observed.by_kernel[0], observed.by_kernel[1]], axis=1)
         physics = np.concatenate([observed.by_shared[0], observed.by_shared[1]], axis=1)
-        moved = raw[..., : prior.kernels.shape[1]] @ prior.kernels[..., None]
+        moved = raw @ prior.kernels[..., None]
         return cls(
             loadings=Loadings(kernel=by_kernel, shared=shared),
             features=features.rows,

@@ -40,15 +40,15 @@ from underclock.core.model.conditioning import (
     likeliest_sizes,
 )
 from underclock.core.model.costs import ONE_SIDED, Costs
-from underclock.core.model.left_out import LeftOut, Selection
+from underclock.core.model.left_out import LeftOut
 from underclock.core.model.most_likely import (
     FittedModel,
     clocks_of,
     fit_rows,
     temperature_of,
 )
-from underclock.core.model.observed import Observed, Runs, Targets
-from underclock.core.model.parameters import Rows
+from underclock.core.model.observed import Observed, Targets
+from underclock.core.model.parameters import Rows, Runs
 from underclock.core.model.posterior import Posterior, opposite, posterior_of
 from underclock.core.model.sample_rows import (
     measurable,
@@ -70,7 +70,7 @@ from underclock.core.step.cost_table import (
     waited_counts,
 )
 from underclock.core.step.power_capped_step import known_step, memories_like_auto
-from underclock.core.step.whole_step import STEADY_C
+from underclock.core.step.whole_step import STEADY_C, temperature_c_of
 from underclock.physics.costs import AMBIENT_C, idle_w
 from underclock.records import GREATEST_MHZ, Clocks, SampleSet, Window
 
@@ -243,33 +243,27 @@ def _of_kernels_alone(
     model = fit.model
     core_mhz, mem_mhz = clocks_of(fit.rows, settings)
     free = np.array([clocks.core_mhz is None for clocks in settings])
-    runs = Runs.alone(
-        np.array([[names[s.kernel] for s in samples], [place[s.asked] for s in samples]]),
-        (core_mhz, mem_mhz, free),
-        np.log([[s.time_s for s in samples], [s.energy_j / s.time_s for s in samples]]),
-        np.stack([weights[0], weights.min(axis=0)]),
-        np.array([STEADY_C if s.temperature_c is None else s.temperature_c for s in samples]),
+    kernel = np.array([names[s.kernel] for s in samples])
+    setting = np.array([place[s.asked] for s in samples])
+    runs = Runs(
+        kernel=kernel,
+        core_mhz=core_mhz[setting],
+        mem_mhz=mem_mhz[setting],
+        free=free[setting],
+        log=np.log([[s.time_s for s in samples], [s.energy_j / s.time_s for s in samples]]),
+        windows=np.stack([weights[0], weights.min(axis=0)]),
+        temperature_c=np.array([temperature_c_of(s) for s in samples]),
     )
     observed = Observed.of(model, runs, len(names), alike=sample_set.is_exact)
     targets = Targets.of(model, (core_mhz, mem_mhz), free, temperature_of(sample_set))
     sizes = known_sizes or likeliest_sizes(observed, targets, model.prior)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
-    linear, given, left_out, of_rows = _without_disturbed(linear)
-    factors = left_out.factor(0), left_out.factor(1)
-    chosen = Selection.of(left_out, np.stack([of_rows[0], of_rows.sum(axis=0)]), factors)
+    linear, given, left_out = _without_disturbed(linear)
     seen = np.zeros(targets.log.shape[1:], dtype=bool)
-    seen[runs.kernel, [place[s.asked] for s in samples]] = True
+    seen[kernel, setting] = True
     offered = measurable(sample_set, fit.rows, settings)
     posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
-    posterior = posterior.widened(factors[0], _TOGETHER * factors[1])
-    # What is chosen unseen costs more than predicted, and sums of it are less sure.
-    more = [deviations * ~seen for deviations in chosen.deviations] * np.sqrt(
-        [posterior.variance(1.0, 0.0), posterior.variance(1.0, 1.0)]
-    )
-    log = posterior.log + np.stack([more[0], more[1] - more[0]])
-    if (offered & ~seen).any():
-        posterior = posterior.widened(*chosen.wider)
-    posterior = dataclasses.replace(posterior, log=log)
+    posterior = posterior.widened(left_out.factor(0), _TOGETHER * left_out.factor(1))
     if not sample_set.is_exact:
         slack = max(_SLACK, sizes.row[0])
         counted = linear.observed.counted(targets)
@@ -318,12 +312,12 @@ def _slips(log_s: Floats, repeats: Floats) -> Bools:
     return slips
 
 
-def _without_disturbed(linear: Model) -> tuple[Model, Conditioned, LeftOut, Floats]:
+def _without_disturbed(linear: Model) -> tuple[Model, Conditioned, LeftOut]:
     """Learn what kernels share, and leave rows of a table out: in turn, and disturbed for good.
 
     Returns:
-        The model in which these hardly count; some rows of some kernels as conditioned, what the
-        rest say of each, and the logarithms that were measured there, (2, K, n).
+        The model in which these hardly count; some rows of some kernels as conditioned, and what
+        the rest say of each.
     """
     given, kernels, columns = linear.telling()
     left_out = LeftOut.of(given)
@@ -334,7 +328,7 @@ def _without_disturbed(linear: Model) -> tuple[Model, Conditioned, LeftOut, Floa
         linear = dataclasses.replace(linear, observed=linear.observed.without(odd))
         given = linear.telling()[0]
         left_out = LeftOut.of(given).without(disturbed)
-    return linear, given, left_out, linear.observed.some(kernels, columns).log
+    return linear, given, left_out
 
 
 def bounded(log_s: Floats, core_mhz: Floats, mem_mhz: Floats) -> Floats:
@@ -361,7 +355,7 @@ def at_locked_clocks(
         clocks: Core and memory clocks of the settings. Shapes (C,).
     """
     targets = Targets.of(model, clocks, np.zeros(len(settings), dtype=bool), celsius)
-    observed = Observed.of(model, Runs.of(model.rows), len(model.rows.names), alike=True)
+    observed = Observed.of(model, model.rows, len(model.rows.names), alike=True)
     usual = OF_CO_LOAD if HEATER in model.rows.names else OF_LOCKS
     sizes = likeliest_sizes(observed, targets, model.prior, usual)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)

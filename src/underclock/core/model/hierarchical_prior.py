@@ -90,11 +90,6 @@ class KernelPrior:
     mean: Floats
     spread: Floats
 
-    def repeated(self, times: int) -> "KernelPrior":
-        """Return the prior of so many copies of all kernels."""
-        unit, mean, spread = (np.tile(of, (times, 1)) for of in (self.unit, self.mean, self.spread))
-        return KernelPrior(unit=unit, mean=mean, spread=spread)
-
     def penalty(self, kernels: Floats) -> Floats:
         """Return the negative log density of parameters, (K, P), but a constant. Shape (K,)."""
         penalty: Floats = (0.5 * _DEGREES * np.log1p(self._away2(kernels) / _DEGREES)).sum(axis=1)
@@ -149,7 +144,7 @@ def typical(rows: Rows, gpu: GpuConstants) -> KernelPrior:
         fastest[k] = low + int(np.argmax(speed[low:high]))
     core, mem = rows.core_mhz[fastest], rows.mem_mhz[fastest]
     # A kernel without rows was not measured: any size will do, it stays as unsure as the prior.
-    log_s, log_w = rows.log_s[fastest], rows.log_w[fastest]
+    log_s, log_w = rows.log[:, fastest]
     log_v2 = 2 * math.log(gpu.floor_v)
     unit = np.stack(
         [log_s + np.log(core), log_s + np.log(mem), log_s, log_s + log_w - log_v2], axis=1

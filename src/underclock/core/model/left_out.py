@@ -1,4 +1,4 @@
-"""How far errors can be believed: rows that are left out, and what choosing among entries costs.
+"""How far errors can be believed: rows that are left out.
 
 Each row is predicted by all the rest, time and power together. Errors are widened until as many of
 these predictions hold as are said to. The best of many predictions is one that flatters: of each
@@ -23,7 +23,6 @@ _INSIDE = 0.97  # of left-out rows: sizes and priors were learned from these row
 _FEWEST = 20  # rows, from which on left-out rows say how wide errors are
 _ODD = 0.3  # standard deviation of a disturbed row's logarithm
 _ODD_ROW, _SURELY = 0.003, 0.9  # how often rows are disturbed, and how likely that must be
-_PRICES = np.geomspace(0.05, 20.0, 25)  # of time in energy, both as fractions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,50 +102,3 @@ class LeftOut:
         if len(squares) < _FEWEST:
             return 1.0
         return max(1.0, math.sqrt(float(np.quantile(squares, _INSIDE))) / _TWO_SIDED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """What choosing among entries without a row costs; time, energy.
-
-    Attributes:
-        deviations: How many standard deviations chosen entries cost more than predicted.
-        wider: By how much sums of them are off more than their errors say, not below one.
-    """
-
-    deviations: tuple[float, float] = (0.0, 0.0)
-    wider: tuple[float, float] = (1.0, 1.0)
-
-    @classmethod
-    def of(cls, left_out: LeftOut, measured: Floats, factors: tuple[float, float]) -> "Selection":
-        """Learn it of rows that are left out.
-
-        Args:
-            measured: Logarithms of time and energy. Shape (2, K, n).
-            factors: By which errors are widened.
-        """
-        some = left_out.there.all(axis=0)
-        kernels = np.flatnonzero(some.sum(axis=1) > 1)
-        if some.sum() < _FEWEST or not len(kernels):
-            return cls()
-        said = measured - left_out.error
-        picks = [
-            np.where(some, said[1] + price * said[0], np.inf)[kernels].argmin(axis=1)
-            for price in _PRICES
-        ]
-        deviations, wider = [], []
-        for q, factor in enumerate(factors):
-            chosen = [
-                (left_out.error[q][kernels, at], factor**2 * left_out.variance[q][kernels, at])
-                for at in picks
-            ]
-            ahead = float(np.mean([off.sum() / np.sqrt(of).sum() for off, of in chosen]))
-            deviations.append(max(ahead, 0.0))
-            # By how much sums are off more than their errors say.
-            squares = []
-            for off, variance in chosen:
-                left = off - deviations[-1] * np.sqrt(variance)
-                squares.append(float(left.sum() ** 2 / variance.sum()))
-                squares.append(float((left**2).sum() / variance.sum()))
-            wider.append(max(1.0, math.sqrt(float(np.mean(squares)))))
-        return cls(deviations=(deviations[0], deviations[1]), wider=(wider[0], wider[1]))

@@ -14,20 +14,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.damped_steps import (
     FitProblem,
-    FitState,
-    Linear,
+    NormalEquations,
     converge,
     converge_kernels,
-    converge_starts,
-    cost,
-    kernel_costs,
 )
 from underclock.core.model.hierarchical_prior import learned, widening
 from underclock.core.model.parameters import (
@@ -50,7 +45,6 @@ from underclock.records import Clocks, SampleSet
 _STARTS = ((0.97, 0.3, 0.02), (0.4, 0.97, 0.02), (0.8, 0.8, 0.02), (0.5, 0.5, 0.4))
 # How sharply they join hides too: it is tried from where it usually is and from where they add up.
 _ADD_UP = 0.0  # logarithm of the exponent
-_ROWS_AT_ONCE = 300_000  # of starts side by side, which bounds the memory that many kernels take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,59 +86,52 @@ def fit_all(rows: Rows, family: Shared) -> FittedModel:
     """Fit what kernels share and each kernel, together."""
     problem = FitProblem.of(rows, family)
     usual = problem.begin()
-    adding = usual.parameters.shared.copy()
+    adding = usual.shared.copy()
     adding[0] = _ADD_UP
-    begun = restart(problem, usual), restart(problem, usual.moved(shared=adding))
-    state = min((converge(problem, each) for each in begun), key=partial(cost, problem))
-    return _model(*learn_priors(problem, state))
+    begun = usual, dataclasses.replace(usual, shared=adding)
+    found = (converge(problem, restart(problem, each)) for each in begun)
+    return _model(*learn_priors(problem, min(found, key=problem.cost)))
 
 
 def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
     """Fit each kernel by itself; what they share is known from a fit of some of them."""
     problem = FitProblem.of(rows, known.parameters.family)
-    start = problem.begin().moved(shared=known.parameters.shared)
-    state = converge_kernels(problem, restart(problem, start))
-    return _model(*learn_priors(problem, state))
+    start = dataclasses.replace(problem.begin(), shared=known.parameters.shared)
+    return _model(*learn_priors(problem, restart(problem, start)))
 
 
-def restart(problem: FitProblem, state: FitState) -> FitState:
+def restart(problem: FitProblem, parameters: Parameters) -> Parameters:
     """Let each kernel try every start, and keep what explains its rows best."""
-    starts = []
-    sharp = float(np.exp(state.parameters.shared[0]))
+    best, least = converge_kernels(problem, parameters)
+    sharp = float(np.exp(parameters.shared[0]))
     for core, dram, fixed in _STARTS:
         joined = (core**sharp + dram**sharp) ** (1.0 / sharp) / (1.0 - fixed)
-        kernels = state.prior.mean.copy()
-        parts = [CORE, DRAM, FIXED]
+        kernels, parts = problem.prior.mean.copy(), [CORE, DRAM, FIXED]
         shares = np.log([core / joined, dram / joined, fixed])
-        kernels[:, parts] = state.prior.unit[:, parts] + shares
-        starts.append(kernels)
-    best, least = state.parameters.kernels, kernel_costs(problem, state)
-    at_once = max(1, _ROWS_AT_ONCE // len(problem.rows.kernel))
-    for first in range(0, len(starts), at_once):
-        tried = converge_starts(problem, state, starts[first : first + at_once])
-        for kernels, costs in zip(*tried, strict=True):
-            best = np.where((costs < least)[:, None], kernels, best)
-            least = np.minimum(costs, least)
-    return state.moved(kernels=best)
+        kernels[:, parts] = problem.prior.unit[:, parts] + shares
+        tried, costs = converge_kernels(problem, dataclasses.replace(parameters, kernels=kernels))
+        better = (costs < least)[:, None]
+        best = dataclasses.replace(best, kernels=np.where(better, tried.kernels, best.kernels))
+        least = np.minimum(costs, least)
+    return best
 
 
-def learn_priors(problem: FitProblem, state: FitState) -> tuple[FitProblem, FitState]:
+def learn_priors(problem: FitProblem, parameters: Parameters) -> tuple[FitProblem, Parameters]:
     """Let kernels of a kind lean on one another; widen priors as far as rows show they must be."""
-    curvature = Linear.of(problem, state).curvature(problem.precision)
-    kernels, shared = state.parameters.kernels, state.parameters.shared
-    variance = np.diagonal(np.linalg.inv(curvature.kernel), axis1=1, axis2=2)
-    state = dataclasses.replace(state, prior=learned(state.prior, problem.rows, kernels, variance))
-    own = slice(len(shared) - problem.family.common)
+    equations = NormalEquations.of(problem, parameters, problem.seen(parameters))
+    variance = np.diagonal(np.linalg.inv(equations.kernel), axis1=1, axis2=2)
+    prior = learned(problem.prior, problem.rows, parameters.kernels, variance)
+    own = slice(len(parameters.shared) - problem.family.common)
     usual = problem.family.spread() ** -2.0
-    away2 = usual * (problem.shared_mean - shared) ** 2
-    left = usual * np.diag(curvature.shared_covariance())
-    scale = widening(away2[own], left[own])
-    return dataclasses.replace(problem, shared_precision=usual / scale**2), state
+    away2 = usual * (problem.shared_mean - parameters.shared) ** 2
+    left = usual * np.diag(equations.shared_covariance())
+    precision = usual / widening(away2[own], left[own]) ** 2
+    return dataclasses.replace(problem, shared_precision=precision, prior=prior), parameters
 
 
-def _model(problem: FitProblem, state: FitState) -> FittedModel:
+def _model(problem: FitProblem, parameters: Parameters) -> FittedModel:
     """Return what was fitted, and what was expected of it."""
-    parameters, precision = state.parameters, np.diag(problem.shared_precision)
+    precision = np.diag(problem.shared_precision)
     drawn = problem.shared_precision * (problem.shared_mean - parameters.shared)
     if problem.rows.idle:
         by_shared = problem.idling_by_shared(parameters.shared)
@@ -155,8 +142,8 @@ def _model(problem: FitProblem, state: FitState) -> FittedModel:
         rows=problem.rows,
         parameters=parameters,
         prior=ParameterPrior(
-            kernels=state.prior.mean - parameters.kernels,
-            spread=state.prior.precision(parameters.kernels) ** -0.5,
+            kernels=problem.prior.mean - parameters.kernels,
+            spread=problem.prior.precision(parameters.kernels) ** -0.5,
             shared=cov @ drawn,
             shared_root=np.asarray(np.linalg.cholesky(0.5 * (cov + cov.T)), dtype=np.float64),
         ),
@@ -198,7 +185,7 @@ def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:
     return unknown_gpu(
         rows.mem_points_mhz.tolist(),
         fastest_mhz=max([float(rows.core_mhz.max()), *asked]),
-        most_w=float(np.exp(rows.log_w.max())),
+        most_w=float(np.exp(rows.log[1].max())),
     )
 
 
@@ -261,7 +248,7 @@ def spread_kernels(rows: Rows, most: int) -> Ints:
     if len(counts) <= most:
         return np.arange(len(counts))
     known = np.flatnonzero(counts)
-    fastest_s = np.minimum.reduceat(rows.log_s, rows.bounds[known])
+    fastest_s = np.minimum.reduceat(rows.log[0], rows.bounds[known])
     order = known[np.lexsort((fastest_s, rows.kinds[known]))]
     places = np.linspace(0, len(order) - 1, min(most, len(order))).astype(np.int64)
     kernels: Ints = np.sort(order[places])

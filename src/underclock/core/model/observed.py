@@ -14,86 +14,11 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.parameters import CORE, Points, Rows, predicted_rows
+from underclock.core.model.parameters import Points, Runs, predicted_rows
 
 _USUAL_RUNS = 3.0  # a kernel's noise of runs leans on other kernels' as on this many of its own
 _HARDLY = 1e-4  # what a disturbed row counts for
 _AS_ONE = 1e-9  # core clocks so close, as a part, are one setting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runs:
-    """Single measurements of kernels at known clocks.
-
-    Attributes:
-        kernel: Shape (N,).
-        core_mhz: Shape (N,).
-        mem_mhz: Shape (N,).
-        free: Where the driver chose the core clock. Shape (N,).
-        log: Logarithms of time in s and power in W. Shape (2, N).
-        windows: How many usual windows each counts for, 0 where it says nothing. Shape (2, N).
-        temperature_c: Shape (N,).
-        apart: Standard deviation of log clock that runs of a kernel share. Shape (N,).
-        common: How logarithms move with errors of the co-load. Shape (2, N, H).
-    """
-
-    kernel: Ints
-    core_mhz: Floats
-    mem_mhz: Floats
-    free: Bools
-    log: Floats
-    windows: Floats
-    temperature_c: Floats
-    apart: Floats
-    common: Floats
-
-    @classmethod
-    def alone(
-        cls,
-        place: Ints,
-        clocks: tuple[Floats, Floats, Bools],
-        log: Floats,
-        windows: Floats,
-        temperature_c: Floats,
-    ) -> "Runs":
-        """Return runs of kernels alone at settings.
-
-        Args:
-            place: Kernel and setting of each. Shape (2, N).
-            clocks: Core and memory clocks of each setting, and where the core clock is free. (C,)
-            log: Logarithms of time and power. Shape (2, N).
-            windows: Shape (2, N).
-            temperature_c: Shape (N,).
-        """
-        kernel, setting = place
-        core_mhz, mem_mhz, free = clocks
-        return cls(
-            kernel=kernel,
-            core_mhz=core_mhz[setting],
-            mem_mhz=mem_mhz[setting],
-            free=free[setting],
-            log=log,
-            windows=windows,
-            temperature_c=temperature_c,
-            apart=np.zeros(len(kernel)),
-            common=np.zeros((2, len(kernel), 0)),
-        )
-
-    @classmethod
-    def of(cls, rows: Rows) -> "Runs":
-        """Return the rows of a fit as runs."""
-        count = len(rows.kernel)
-        return cls(
-            kernel=rows.kernel,
-            core_mhz=rows.core_mhz,
-            mem_mhz=rows.mem_mhz,
-            free=np.zeros(count, dtype=bool),
-            log=np.stack([rows.log_s, rows.log_w]),
-            windows=rows.windows,
-            temperature_c=rows.temperature_c,
-            apart=np.zeros(count) if rows.apart is None else rows.apart,
-            common=rows.by_common,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +78,7 @@ class Observed:
         core_mhz: Shape (K, n).
         mem_mhz: Shape (K, n).
         free: Shape (K, n).
-        by_kernel: Derivatives; of rows inside the step one more, by what their clocks share.
-            Shape (2, K, n, P or P + 1).
+        by_kernel: Derivatives. Shape (2, K, n, P).
         by_shared: Shape (2, K, n, S).
         squares: Sum of squares of runs about their rows. Shape (2, K).
         freedom: Degrees of freedom of that. Shape (2, K).
@@ -181,21 +105,13 @@ class Observed:
             alike: Whether kernels without repeats scatter as the rest does: windows of one GPU.
         """
         # Each row's kernel and place among the kernel's rows, and which row each run is of.
-        clocks = np.stack([runs.kernel, runs.core_mhz, runs.mem_mhz, runs.free])
+        free = np.zeros(len(runs.kernel), dtype=bool) if runs.free is None else runs.free
+        clocks = np.stack([runs.kernel, runs.core_mhz, runs.mem_mhz, free])
         unique, row = np.unique(clocks, axis=1, return_inverse=True)
         of_kernel = unique[0].astype(np.int64)
         place = of_kernel, np.arange(len(of_kernel)) - np.searchsorted(of_kernel, of_kernel)
         row = row.ravel()
-        physics = predicted_rows(
-            model.parameters,
-            Points(
-                kernel=runs.kernel,
-                core_mhz=runs.core_mhz,
-                mem_mhz=runs.mem_mhz,
-                temperature_c=runs.temperature_c,
-                by_common=runs.common,
-            ),
-        )
+        physics = predicted_rows(model.parameters, runs)
         # Runs of a row were not all as warm: each is compared with the physics as warm as it was.
         off = runs.log - physics.log
         weights = np.array([np.bincount(row, of) for of in runs.windows])
@@ -208,11 +124,6 @@ class Observed:
         )
         first = np.unique(row, return_index=True)[1]
         kernel = runs.kernel[first]
-        by_kernel = physics.by_kernel()[:, first]
-        if runs.apart.any():
-            shared = np.zeros((2, len(first), 1))
-            shared[0, :, 0] = runs.apart[first] * by_kernel[0, :, CORE]
-            by_kernel = np.concatenate([by_kernel, shared], axis=-1)
         squares, freedom = np.zeros((2, 2, kernels))
         for q, (of, each) in enumerate(zip(runs.windows, off, strict=True)):
             off2 = of * (each - means[q][row]) ** 2
@@ -233,8 +144,8 @@ class Observed:
             windows=padded(weights),
             core_mhz=padded(runs.core_mhz[None, first], 1.0)[0],
             mem_mhz=padded(runs.mem_mhz[None, first], 1.0)[0],
-            free=padded(runs.free[None, first].astype(np.float64))[0] > 0.0,
-            by_kernel=padded(by_kernel),
+            free=padded(free[None, first].astype(np.float64))[0] > 0.0,
+            by_kernel=padded(physics.by_kernel()[:, first]),
             by_shared=padded(physics.by_shared()[:, first]),
             squares=squares,
             freedom=freedom,

@@ -22,27 +22,53 @@ PER_KERNEL = 4
 """Parameters of a kernel, which as many rows determine."""
 COLLECTIVE = 3
 """Kernels of this kind wait for a link, and what they take of the GPU adds to that."""
-OF_ROWS = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
-"""Attributes of `Rows` whose last axis is R."""
+_OF_ROWS = ("kernel", "core_mhz", "mem_mhz", "temperature_c", "log", "windows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Points:
+    """Where to predict.
+
+    Attributes:
+        kernel: Index of each row's kernel. Shape (R,).
+        core_mhz: As read back where it was, else as asked. Shape (R,).
+        mem_mhz: The same. Shape (R,).
+        temperature_c: Shape (R,).
+        by_common: How log time and power as measured move with each error that several rows have in
+            common, of co-load, by its standard deviation. Shape (2, R, H); ``None`` as with H = 0.
+    """
+
+    kernel: Ints
+    core_mhz: Floats
+    mem_mhz: Floats
+    temperature_c: Floats
+    by_common: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs(Points):
+    """Single measurements of kernels at these points.
+
+    Attributes:
+        log: Logarithms of the time of a launch in s and of mean power in W. Shape (2, R).
+        windows: How many windows of the usual length each counts for; 0 where it says nothing, and
+            its logarithm is that of the kernel at the nearest clock. Shape (2, R).
+        free: Where the driver chose the core clock. Shape (R,); ``None`` where it never did.
+    """
+
+    log: Floats
+    windows: Floats
+    free: Bools | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows(Runs):
     """Samples at known clocks, sorted by kernel.
 
     Attributes:
         names: Of the kernels; where clocks were steered the heater is one more, the last,
             which shows how power goes with the clock. Length K.
         kinds: What each mostly does, as a small number. Shape (K,).
-        kernel: Index of each row's kernel, ascending. Shape (R,).
-        core_mhz: As asked, and as read back where it was. Shape (R,).
-        mem_mhz: As read back where it was, else as asked. Shape (R,).
-        log_s: Logarithm of the time of a launch in s. Shape (R,).
-        log_w: Logarithm of the mean power in W; where its weight is 0 that of the kernel's row at
-            the nearest clock. Shape (R,).
-        temperature_c: Shape (R,).
-        windows: How many windows of the usual length a row counts for, in time and in power; 0
-            where it says nothing of that. Shape (2, R).
         mem_points_mhz: Memory clocks of the GPU, ascending. Shape (M,).
         limit_w: Power that capped rows settle at; ``inf`` where none was capped.
         ceiling_mhz: Least core clock that the GPU was seen to boost to by itself; ``inf`` where
@@ -53,24 +79,12 @@ class Rows:
             where it was not timed. Shape (K,); ``None`` where none was.
         idle: Idling, where it was measured.
         step: What the whole step drew, where it ran with co-load.
-        apart: Standard deviation of log clock that rows of a kernel in the whole step have in
-            common. Shape (R,); ``None`` where none has any.
-        common: How log time and power of each row move with each error that several rows have in
-            common, by its standard deviation: of co-load.
-            Shape (2, R, H); ``None`` where none has any.
         shares: Shares of each kernel's time and power, as `hierarchical_prior.usual_shares`
             expects them of its kind. Shape (2, K, P); ``None`` where kinds are not known.
     """
 
     names: tuple[str, ...]
     kinds: Ints
-    kernel: Ints
-    core_mhz: Floats
-    mem_mhz: Floats
-    log_s: Floats
-    log_w: Floats
-    temperature_c: Floats
-    windows: Floats
     mem_points_mhz: Floats
     limit_w: float
     ceiling_mhz: float
@@ -79,15 +93,15 @@ class Rows:
     boost_log_s: Floats | None = None
     idle: tuple[Idling, ...] = ()
     step: tuple[StepDraw, ...] = ()
-    apart: Floats | None = None
-    common: Floats | None = None
     shares: Floats | None = None
 
     def some(self, chosen: Ints) -> "Rows":
         """Return some rows of the same kernels."""
-        some = {name: getattr(self, name)[..., chosen] for name in OF_ROWS}
-        apart = None if self.apart is None else self.apart[chosen]
-        return dataclasses.replace(self, **some, apart=apart, common=self.by_common[:, chosen])
+        return dataclasses.replace(
+            self,
+            **{name: getattr(self, name)[..., chosen] for name in _OF_ROWS},
+            by_common=None if self.by_common is None else self.by_common[:, chosen],
+        )
 
     def of(self, kernels: Ints) -> "Rows":
         """Return the rows of some kernels, ascending, which become all there are."""
@@ -100,11 +114,6 @@ class Rows:
             boost_log_s=None if self.boost_log_s is None else self.boost_log_s[kernels],
             shares=None if self.shares is None else self.shares[:, kernels],
         )
-
-    @property
-    def by_common(self) -> Floats:
-        """How logarithms move with errors in common. Shape (2, R, H), H = 0 without any."""
-        return np.zeros((2, len(self.kernel), 0)) if self.common is None else self.common
 
     @property
     def bounds(self) -> Ints:
@@ -184,49 +193,6 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Points:
-    """Where to predict.
-
-    Attributes:
-        kernel: Index of each row's kernel. Shape (R,).
-        core_mhz: Shape (R,).
-        mem_mhz: Shape (R,).
-        temperature_c: Shape (R,).
-        by_common: How log time and power as measured move with errors in common. Shape
-            (2, R, H); ``None`` where they do not.
-    """
-
-    kernel: Ints
-    core_mhz: Floats
-    mem_mhz: Floats
-    temperature_c: Floats
-    by_common: Floats | None = None
-
-    @classmethod
-    def of(cls, rows: Rows) -> "Points":
-        """Return where rows were measured."""
-        return cls(
-            kernel=rows.kernel,
-            core_mhz=rows.core_mhz,
-            mem_mhz=rows.mem_mhz,
-            temperature_c=rows.temperature_c,
-            by_common=rows.by_common,
-        )
-
-    def repeated(self, times: int, kernels: int) -> "Points":
-        """Return so many copies of these points, each of so many kernels of its own."""
-        common = None if self.by_common is None else np.tile(self.by_common, (1, times, 1))
-        first = np.repeat(kernels * np.arange(times), len(self.kernel))
-        return Points(
-            kernel=np.tile(self.kernel, times) + first,
-            core_mhz=np.tile(self.core_mhz, times),
-            mem_mhz=np.tile(self.mem_mhz, times),
-            temperature_c=np.tile(self.temperature_c, times),
-            by_common=common,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
     """All parameters of the model.
 
@@ -274,9 +240,9 @@ class PredictedRows:
         per_dram = by_constant[:, :, [_COLUMNS["dram_j"], _COLUMNS["xbar_mcycles"]]]
         # The greatest memory clock is what efficiency is relative to.
         memory = by_gpu[:, :, len(BY_GPU) : -1]
-        common = np.zeros((*memory.shape[:2], self.parameters.family.common))
-        if self.at.by_common is not None:
-            common = self.at.by_common
+        common = self.at.by_common
+        if common is None:
+            common = np.zeros((*memory.shape[:2], self.parameters.family.common))
         return np.concatenate([by_gpu[:, :, : len(BY_GPU)], per_dram, memory, common], axis=2)
 
 

@@ -190,13 +190,10 @@ class _Kernel:
         loadings = Loadings.of(by, features[None], free[None], model.sizes, prior)
         size = prior.spread.shape[1]
         parameters = np.diag(prior.spread[0])
-        apart = observed.by_kernel.shape[-1] - size  # what rows in the step share, entries have not
         raw, physics = (np.concatenate([each[0, 0], each[1, 0]]) for each in by)
         moved = raw @ prior.kernels[0] + physics @ prior.shared
         self._expected = np.concatenate([moved, prior.kernels[0]])
-        self._by_kernel = np.pad(
-            np.concatenate([loadings.kernel[0], parameters]), ((0, 0), (0, apart))
-        )
+        self._by_kernel = np.concatenate([loadings.kernel[0], parameters])
         self._shared = np.pad(loadings.shared[0], ((0, size), (0, 0)))
         self._features, self._sizes = features, model.sizes
         self._own = own_variance(model.sizes, free)

@@ -29,7 +29,7 @@ from underclock.core.model.sample_sets import (
 from underclock.core.steering import HEATER, SteeredRows, clock_range, steered_rows
 from underclock.core.step.power_cap import HALF_BIN_MHZ
 from underclock.core.step.power_capped_step import memories_like_auto
-from underclock.core.step.whole_step import STEADY_C, FitRow
+from underclock.core.step.whole_step import FitRow, temperature_c_of
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, Kind, SampleSet
@@ -141,7 +141,7 @@ def _alone(
                 mem_mhz=ran_mem_mhz(sample, own_mem_mhz),
                 log_s=math.log(sample.time_s),
                 log_w=math.log(sample.energy_j / sample.time_s),
-                temperature_c=STEADY_C if sample.temperature_c is None else sample.temperature_c,
+                temperature_c=temperature_c_of(sample),
                 time_windows=windows,
                 power_windows=windows,
             )
@@ -156,8 +156,9 @@ def _columns(rows: Sequence[FitRow], errors: int) -> dict[str, Any]:
     of_power = common.reshape(len(rows), -1)
     return {
         "kernel": columns.pop("kernel").astype(np.int64),
+        "log": np.stack([columns.pop("log_s"), columns.pop("log_w")]),
         "windows": np.stack([columns.pop("time_windows"), columns.pop("power_windows")]),
-        "common": np.stack([np.zeros_like(of_power), of_power]),
+        "by_common": np.stack([np.zeros_like(of_power), of_power]),
         **columns,
     }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.step.whole_step import STEADY_C
+from underclock.core.step.whole_step import temperature_c_of
 from underclock.physics.constants import GpuConstants
 from underclock.physics.costs import idle_w
 from underclock.records import Window
@@ -217,8 +217,3 @@ class CoLoad:
             shared_j -= for_s * power.shared_w
         own_s = kernel_s or heater_s
         return Power((round_j - coload_j) / own_s, math.hypot(*spread_j) / own_s, shared_j / own_s)
-
-
-def temperature_c_of(window: Window) -> float:
-    """Return a window's temperature, as usual where it was not read."""
-    return STEADY_C if window.temperature_c is None else window.temperature_c

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from underclock.core.steering.coload import WINDOW_NOISE, CoLoad, temperature_c_of
+from underclock.core.steering.coload import WINDOW_NOISE, CoLoad
 from underclock.core.steering.subtract import (
     HEATER,
     HUNTS_MHZ,
@@ -23,7 +23,7 @@ from underclock.core.steering.subtract import (
 )
 from underclock.core.step.cost_table import unmeasured
 from underclock.core.step.power_cap import is_power_capped
-from underclock.core.step.whole_step import FitRow, Idling, StepDraw
+from underclock.core.step.whole_step import FitRow, Idling, StepDraw, temperature_c_of
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kernel, SampleSet, Window
 
@@ -245,7 +245,6 @@ def steered_rows(
             temperature_c=temperature_c_of(point.window),
             time_windows=point.time_windows,
             power_windows=point.power_windows,
-            apart=point.apart,
             common=point.common,
         )
 

@@ -18,7 +18,6 @@ HEATER = ""
 """Stands for the name of the heater, which is no kernel of the step."""
 HUNTS_MHZ = 40.0
 """Spread of the clock in a window from which its mean says less."""
-_STAYS = 0.2  # of the spread of a step's clock, in the mean clock of one of its kernels: simulated
 _TIME_NOISE = 0.002  # of a duration in a window
 _MOST_SPREAD = 0.25  # of a power; what is less sure than this says nothing
 
@@ -35,9 +34,6 @@ class KernelPoint:
         power_windows: How many that power is worth, were co-load known; 0 where there is none.
         common: How log power moves with each error of co-load, by its standard deviation.
             Length H.
-        apart: How far its clock in the whole step is from the mean that was read, as a standard
-            deviation of its logarithm: it meets the power loop at the same place each time, so
-            windows have it in common. 0 where nothing else ran.
     """
 
     window: Window
@@ -48,7 +44,6 @@ class KernelPoint:
     time_windows: float
     power_windows: float = 0.0
     common: tuple[float, ...] = ()
-    apart: float = 0.0
 
     @property
     def variance(self) -> float:
@@ -97,7 +92,6 @@ def subtract_coload(
         else:
             times_s = {HEATER: window.hot_s or 0.0}
         shared_clock = unread and len(times_s) > 1
-        apart = _STAYS * (window.spread_mhz / window.at_mhz) if shared_clock else 0.0
         steady = min(1.0, HUNTS_MHZ / max(window.spread_mhz, HUNTS_MHZ)) ** 2
         if window.spin_mhz is not None:
             # Idling shows the clock at its own place in the round, and kernels ran elsewhere.
@@ -109,8 +103,7 @@ def subtract_coload(
                     kernel=name,
                     core_mhz=core_mhz,
                     time_s=time_s,
-                    time_windows=steady if apart else 1.0,
-                    apart=apart,
+                    time_windows=steady if shared_clock else 1.0,
                 )
                 for (name, time_s), core_mhz in zip(times_s.items(), clocks_mhz, strict=True)
             ]
@@ -133,7 +126,6 @@ def subtract_coload(
                 time_windows=sure if window.spin_mhz is None else 0.0,
                 power_windows=steady * worth,
                 common=tuple((power.shared_w / power.mean_w).tolist()) if power else (),
-                apart=apart,
             )
             for name, time_s in times_s.items()
         ]

@@ -22,6 +22,11 @@ STEADY_C = 55.0
 """Where no temperature was read."""
 
 
+def temperature_c_of(window: Window) -> float:
+    """Return a window's temperature, as usual where it was not read."""
+    return STEADY_C if window.temperature_c is None else window.temperature_c
+
+
 class FitRow(NamedTuple):
     """One window of one kernel, as the columns of `Rows`."""
 
@@ -33,7 +38,6 @@ class FitRow(NamedTuple):
     temperature_c: float
     time_windows: float
     power_windows: float
-    apart: float = 0.0
     common: tuple[float, ...] = ()
 
     def counted(self, time: float, energy: float) -> "FitRow":

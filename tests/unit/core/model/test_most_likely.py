@@ -18,7 +18,6 @@ from underclock.core.model.most_likely import FittedModel, fit_all, fitted
 from underclock.core.model.parameters import (
     PER_KERNEL,
     Parameters,
-    Points,
     Rows,
     Shared,
     predicted_rows,
@@ -71,7 +70,7 @@ def model(truth: _Truth) -> FittedModel:
 
 
 def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
-    log = predicted_rows(truth.parameters, Points.of(truth.rows)).log
+    log = predicted_rows(truth.parameters, truth.rows).log
     gpu = _FAMILY.gpu(truth.parameters.shared)
     dram_j, per_dram = np.exp(truth.parameters.shared[[8, 9]])
     for k, (core, dram, fixed, work) in enumerate(np.exp(truth.parameters.kernels).tolist()):
@@ -95,7 +94,7 @@ def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
 @given(st.integers(0, 10_000))
 def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
     truth = _truth(3, seed, cores=4)
-    at = Points.of(truth.rows)
+    at = truth.rows
     prediction = predicted_rows(truth.parameters, at)
     step = 1e-5
     for name, by in (("kernels", prediction.by_kernel()), ("shared", prediction.by_shared())):
@@ -115,7 +114,7 @@ def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
 
 def _log(parameters: Parameters, truth: _Truth) -> Floats:
     """Return what parameters say of the rows. Shape (2, R)."""
-    return predicted_rows(parameters, Points.of(truth.rows)).log
+    return predicted_rows(parameters, truth.rows).log
 
 
 def test_a_fit_finds_what_lies_behind_the_noise(truth: _Truth, model: FittedModel) -> None:

@@ -22,8 +22,8 @@ from underclock.core.model.conditioning import (
 from underclock.core.model.estimate import bounded
 from underclock.core.model.left_out import LeftOut
 from underclock.core.model.most_likely import FittedModel, fitted
-from underclock.core.model.observed import Observed, Runs
-from underclock.core.model.parameters import Shared, unknown_gpu
+from underclock.core.model.observed import Observed
+from underclock.core.model.parameters import Runs, Shared, unknown_gpu
 from underclock.core.model.posterior import posterior_of
 from underclock.records import Clocks
 
@@ -42,25 +42,17 @@ def model() -> FittedModel:
 
 def _runs(model: FittedModel, scatter: tuple[float, ...]) -> Runs:
     """Return the rows of the fit as runs, five times, each kernel with a scatter of its own."""
-    once = Runs.of(model.rows)
+    once = model.rows
     many = np.repeat(np.arange(len(once.kernel)), 5)
     noise = np.random.default_rng(1).standard_normal((2, len(many)))
-    return dataclasses.replace(
-        once,
-        **{
-            name: getattr(once, name)[..., many]
-            for name in ("kernel", "core_mhz", "mem_mhz", "free", "temperature_c", "apart")
-        },
-        windows=once.windows[:, many],
-        common=once.common[:, many],
-        log=once.log[:, many] + noise * np.array(scatter)[once.kernel[many]],
-    )
+    some = once.some(many)
+    return dataclasses.replace(some, log=some.log + noise * np.array(scatter)[some.kernel])
 
 
 def test_each_kernel_is_as_noisy_as_its_own_runs_and_without_any_as_others(
     model: FittedModel,
 ) -> None:
-    once = Observed.of(model, Runs.of(model.rows), _KERNELS)
+    once = Observed.of(model, model.rows, _KERNELS)
     assert (once.noise(np.array([0.003, 0.004])) == [[0.003] * 3, [0.004] * 3]).all()
     scatter = (0.0003, 0.0003, 0.015)
     observed = Observed.of(model, _runs(model, scatter), _KERNELS)

@@ -24,8 +24,8 @@ def test_every_row_keeps_its_clocks_and_its_costs() -> None:
     assert rows.bounds.tolist() == [0, 10, 20]
     assert rows.mem_points_mhz.tolist() == list(MEMS)
     assert sorted(rows.core_mhz[:10].tolist()) == sorted(CORES * 2)
-    assert np.exp(rows.log_s).tolist() == pytest.approx([1.0] * 10 + [2.0] * 10)
-    assert np.exp(rows.log_w).tolist() == pytest.approx([100.0] * 10 + [50.0] * 10)
+    assert np.exp(rows.log[0]).tolist() == pytest.approx([1.0] * 10 + [2.0] * 10)
+    assert np.exp(rows.log[1]).tolist() == pytest.approx([100.0] * 10 + [50.0] * 10)
     assert rows.temperature_c.tolist() == [70.0] * 10 + [55.0] * 10
     assert math.isinf(rows.limit_w)
     assert math.isinf(rows.ceiling_mhz)
@@ -40,7 +40,7 @@ def test_an_odd_repeat_hardly_counts_and_refuses_nothing(factor: float, what: st
 
     rows = rows_of(made_set([*grid, odd]))
 
-    place = int(np.argmax(rows.log_s if what == "time_s" else rows.log_w))
+    place = int(np.argmax(rows.log[0] if what == "time_s" else rows.log[1]))
     others = np.delete(rows.windows, place, axis=1)
     assert len(rows.kernel) == len(grid) + 1
     assert others.min() == pytest.approx(1.0, abs=0.1)
@@ -140,8 +140,8 @@ def test_launches_inside_the_step_tell_times_at_its_clock() -> None:
     assert rows.kernel[inside].tolist() == [0, 1]
     assert rows.core_mhz[inside].tolist() == [1740.0, 1740.0]
     assert rows.mem_mhz[inside].tolist() == [5001.0, 5001.0]  # as read in the step
-    assert np.exp(rows.log_s[inside]) == pytest.approx([0.9, 1.9])
-    assert np.exp(rows.log_w[inside]) == pytest.approx([100.0, 200.0])
+    assert np.exp(rows.log[0][inside]) == pytest.approx([0.9, 1.9])
+    assert np.exp(rows.log[1][inside]) == pytest.approx([100.0, 200.0])
     assert rows.windows[0, inside].tolist() == [1.0, 1.0]
     # By itself it says nothing of what kernels draw more in the step.
     assert rows.step == ()
