@@ -293,6 +293,11 @@ def survey(
             f"this GPU cannot answer for {lacking[0]!r} ({len(lacking)} of {len(kernels)} kernels)",
             hint="a table only knows its own kernels: leave the step away",
         )
+    names = [(clocks, {kernel.name for kernel in some}) for clocks, some in points]
+    without = {
+        kernel.name: tuple(clocks for clocks, there in names if kernel.name not in there)
+        for kernel in kernels
+    }
     header = SampleSet(
         evidence=measurer.evidence,
         gpu=measurer.info(),
@@ -303,7 +308,7 @@ def survey(
         if adaptive
         else campaign.repeats * sum(len(some) for _, some in points),
         sampled=any((measurer.repeats(k, c) or 0) > 1 for c, some in points for k in some),
-        lacking=_lacking(kernels, points) if adaptive else {},
+        lacking={name: some for name, some in without.items() if some and adaptive},
         provenance=provenance,
         warnings=(*(step.warnings if step else ()), *measurer.notes(), *unlockable),
     )
@@ -323,17 +328,6 @@ def _that_lock(
     except NotSupportedError:
         left = tuple(clocks for clocks in settings if clocks.mem_mhz is None)
         return left, ("this GPU takes no memory locks: only core clocks are measured and planned",)
-
-
-def _lacking(
-    kernels: Sequence[Kernel], points: Sequence[tuple[Clocks, list[Kernel]]]
-) -> dict[str, tuple[Clocks, ...]]:
-    names = {clocks: {kernel.name for kernel in some} for clocks, some in points}
-    lacking = {
-        kernel.name: tuple(clocks for clocks, some in names.items() if kernel.name not in some)
-        for kernel in kernels
-    }
-    return {name: clocks for name, clocks in lacking.items() if clocks}
 
 
 def share_of(samples: SampleSet, campaign: Campaign) -> SampleSet:

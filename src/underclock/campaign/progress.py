@@ -39,13 +39,12 @@ class Expected:
             words += f": about {time} of GPU time for the first {self.first} measurements"
             words += ", then"
         words += f"{'' if self.first else ':'} samples of highest value, until {self.goal}"
-        return words if self.limit_s is None else f"{words}; {self._limit_words(self.limit_s)}"
-
-    def _limit_words(self, limit_s: float) -> str:
-        limit = format_duration(limit_s)
-        if limit_s < self.first_s:
-            return f"the time limit leaves {limit}, less than the first take"
-        return f"the time limit leaves {format_duration(limit_s - self.first_s)} for that"
+        if self.limit_s is None:
+            return words
+        limit = f"{format_duration(self.limit_s)}, less than the first take"
+        if self.limit_s >= self.first_s:
+            limit = f"{format_duration(self.limit_s - self.first_s)} for that"
+        return f"{words}; the time limit leaves {limit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -317,7 +317,10 @@ class LogCosts:
         by[1] = -self._dynamic_share()[:, None] * by[0]
         above_mhz = np.maximum(self.at.core_mhz - gpu.knee_mhz, 0.0)
         rise = gpu.slope_v_per_mhz + 2.0 * gpu.bend_v_per_mhz2 * above_mhz
-        by_volt = self._w_per_v() / self.power_w
+        leak_w_per_v = 3.0 * gpu.leak_w_per_v3 * self.at.volts**2 * self._warmth()
+        work_w_per_v = 2.0 * self.kernels.work_j_per_v2 * self.at.volts / self.time_s
+        tree_w_per_v = 2.0 * self._clock_w_per_v2() * self.at.volts
+        by_volt = (leak_w_per_v + tree_w_per_v + work_w_per_v) / self.power_w
         by[1, :, 2] = -gpu.knee_mhz * rise * (above_mhz > 0) * by_volt
         by[1, :, 3] = gpu.slope_v_per_mhz * above_mhz * by_volt
         by[1, :, 4] = gpu.bend_v_per_mhz2 * above_mhz**2 * by_volt
@@ -339,13 +342,6 @@ class LogCosts:
         launch_j = self.kernels.work_j_per_v2 * self.at.volts**2 + self.kernels.dram_j
         share: Floats = launch_j / self.time_s / self.power_w
         return share
-
-    def _w_per_v(self) -> Floats:
-        """Return how power rises with voltage. Shape (R,)."""
-        leak = 3.0 * self.at.gpu.leak_w_per_v3 * self.at.volts**2 * self._warmth()
-        work = 2.0 * self.kernels.work_j_per_v2 * self.at.volts / self.time_s
-        rise: Floats = leak + 2.0 * self._clock_w_per_v2() * self.at.volts + work
-        return rise
 
     def _warmth(self) -> Floats:
         warmth: Floats = 1.0 + self.at.gpu.leak_per_c * (self.at.temperature_c - REFERENCE_C)

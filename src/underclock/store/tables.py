@@ -334,20 +334,20 @@ def read_profiles(path: Path) -> dict[str, Profile]:
                 "of the stage's other instructions",
             )
         clocks = sorted(of_clocks, key=lambda mhz: math.inf if mhz is None else mhz)
-        rows = tuple(_row(mhz, of_clocks[mhz]) for mhz in clocks)
-        found[f"stage {stage} {kind}"] = Profile(rows=rows, auto=clocks.index(auto))
+        rows = []
+        for mhz in clocks:
+            (time_s, error_s), (energy_j, error_j) = map(_mean, zip(*of_clocks[mhz], strict=True))
+            rows.append(
+                ProfileRow(
+                    core_mhz=mhz,
+                    time_s=time_s,
+                    energy_j=energy_j,
+                    time_error_s=error_s,
+                    energy_error_j=error_j,
+                )
+            )
+        found[f"stage {stage} {kind}"] = Profile(rows=tuple(rows), auto=clocks.index(auto))
     return found
-
-
-def _row(core_mhz: int | None, runs: list[tuple[float, float]]) -> ProfileRow:
-    (time_s, time_error_s), (energy_j, energy_error_j) = map(_mean, zip(*runs, strict=True))
-    return ProfileRow(
-        core_mhz=core_mhz,
-        time_s=time_s,
-        energy_j=energy_j,
-        time_error_s=time_error_s,
-        energy_error_j=energy_error_j,
-    )
 
 
 def _mean(values: tuple[float, ...]) -> tuple[float, float]:

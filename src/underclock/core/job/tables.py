@@ -37,7 +37,6 @@ from underclock.records.job import (
     Instruction,
     InstructionKind,
     Job,
-    Profile,
     RankClocks,
     Span,
 )
@@ -286,7 +285,14 @@ def table_of(job: Job) -> JobTable:
                 value = getattr(row, name)
                 values[p, r] = np.nan if value is None else value
         first[p, profile.auto] = last[p, profile.auto] = 0
-    at_clocks = [[_nearest(profile, clocks) for clocks in known] for _, profile in profiles]
+    at_clocks = np.zeros((len(pairs), len(known)), dtype=np.int64)
+    for p, (_, profile) in enumerate(profiles):
+        plain = [at for at, row in enumerate(profile.rows) if not row.inside]
+        clocks_mhz = np.array([profile.rows[at].core_mhz or _AUTO_MHZ for at in plain])
+        for clocks, at in known.items():
+            away = np.abs(clocks_mhz - (clocks.core_mhz or _AUTO_MHZ))
+            is_auto = clocks.is_auto or not plain
+            at_clocks[p, at] = profile.auto if is_auto else plain[int(away.argmin())]
     rest = np.array([each.kind is InstructionKind.REST for each in every])
     auto_s = [instruction_s(job, each) for each in every]
     return JobTable(
@@ -305,7 +311,7 @@ def table_of(job: Job) -> JobTable:
         first=first,
         last=last,
         inside=inside,
-        at_clocks=np.array(at_clocks, dtype=np.int64).reshape(len(pairs), len(known)),
+        at_clocks=at_clocks,
         **of_row,
     )
 
@@ -380,17 +386,7 @@ def _quiet(network: Network, talks: Bools, rest: Bools, auto_s: Sequence[float])
 
 _BESIDE_S = 1e-9  # less is rounding
 _QUANTITIES = ("time_s", "energy_j", "time_error_s", "energy_error_j")
-
-
-def _nearest(profile: Profile, clocks: Clocks) -> int:
-    if clocks.is_auto:
-        return profile.auto
-    plain = [
-        (abs((row.core_mhz or 20_000) - (clocks.core_mhz or 20_000)), at)
-        for at, row in enumerate(profile.rows)
-        if not row.inside
-    ]
-    return min(plain, default=(0, profile.auto))[1]
+_AUTO_MHZ = 20_000  # a core clock that stands for auto: further from each lock than any other
 
 
 def auto_clocks(job: Job) -> tuple[RankClocks, ...]:

@@ -147,7 +147,8 @@ class _Search:
         here, change = self.free
         spread = change.time_spread
         for share in _WIDTHS:
-            if self._lost() <= _WORTH:
+            # What confidence costs, as a part of auto's energy.
+            if self.best and self.best[1].energy_change - self.free[1].energy_change <= _WORTH:
                 return
             width = share * spread
             for _ in range(_TURNS):
@@ -179,12 +180,6 @@ class _Search:
         ):
             self.best = candidate, change
         return change
-
-    def _lost(self) -> float:
-        """Return what confidence costs, as a part of auto's energy."""
-        if self.free is None or self.best is None:
-            return math.inf
-        return self.best[1].energy_change - self.free[1].energy_change
 
     def _priced(self, setting: Ints, width: float) -> Aim | None:
         """Return the aim at which variance is priced at a width, around a choice."""

@@ -111,7 +111,11 @@ def traced_job(
         profiles=profiles,
         warnings=(*_warnings(last, lags[-1], len(steps), waiting_w), *said),
     )
-    return job, _took_s(last, common=lags[-1].common)
+    begun_s = [each.begins_s[0] for each in last]
+    ended_s = [max([*each.ends_s, *(one.ends_s for one in each.step.gatherings)]) for each in last]
+    if lags[-1].common:
+        return job, max(ended_s) - min(begun_s)
+    return job, max(end - begin for begin, end in zip(begun_s, ended_s, strict=True))
 
 
 def check_ranks(heads: Sequence[RankHead]) -> None:
@@ -226,16 +230,6 @@ def _instructions(
             chunk=rank.chunks[at],
             profile=part_of(name, share) if share < 1.0 else name,
         )
-
-
-def _took_s(ranks: Sequence[PlacedRank], *, common: bool) -> float:
-    begun_s = [rank.begins_s[0] for rank in ranks]
-    ended_s = [
-        max([*rank.ends_s, *(each.ends_s for each in rank.step.gatherings)]) for rank in ranks
-    ]
-    if common:
-        return max(ended_s) - min(begun_s)
-    return max(end - begin for begin, end in zip(begun_s, ended_s, strict=True))
 
 
 def _warnings(

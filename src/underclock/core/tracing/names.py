@@ -48,6 +48,7 @@ _ATTENTION = re.compile(r"flash|fmha|efficient_attention|cudnn_attention|sdpa", 
 _NUMBER = re.compile(r"(?<=[\[x@])\d+")
 NO_SIZE = "#"
 _RANGE = re.compile(r"(\d+)\(\d+-\d+\)")
+_LISTED = re.compile(r"(\d+) tensors\[(\d+)")
 _Numbers = tuple[int, ...]
 
 
@@ -318,8 +319,14 @@ def _grown(
     alike: Sequence[Hashable], shapes: Sequence[str], known: frozenset[int]
 ) -> list["_Growing"]:
     found: defaultdict[Hashable, list[_Growing]] = defaultdict(list)
+
+    def divided(found: re.Match[str]) -> str:
+        """Count the elements of a list's tensors for each, if all are alike."""
+        each, rest = divmod(int(found[2]), max(1, int(found[1])))
+        return found[0] if rest else f"{found[1]} tensors[{each}]"
+
     for member, (kind, text) in enumerate(zip(alike, shapes, strict=True)):
-        numbers = tuple(map(int, _NUMBER.findall(_each(text))))
+        numbers = tuple(map(int, _NUMBER.findall(_LISTED.sub(divided, text))))
         mine = found[kind, _NUMBER.sub("#", text)]
         if not any(pool.takes(member, numbers, known) for pool in mine):
             mine.append(_Growing([member], [numbers]))
@@ -338,16 +345,6 @@ def without_sizes(shapes: str, instead: str = NO_SIZE, known: Collection[int] = 
     return _NUMBER.sub(lambda number: instead if int(number[0]) in known else number[0], rest)
 
 
-def _each(shapes: str) -> str:
-    """Return shapes with the elements of a list's tensors counted for each, if all are alike."""
-
-    def divided(found: re.Match[str]) -> str:
-        each, rest = divmod(int(found[2]), max(1, int(found[1])))
-        return found[0] if rest else f"{found[1]} tensors[{each}]"
-
-    return re.sub(r"(\d+) tensors\[(\d+)", divided, shapes)
-
-
 @dataclass(slots=True)
 class _Growing:
     """A pool to which launches are being added."""
@@ -362,8 +359,13 @@ class _Growing:
         places = tuple(at for at, (a, b) in enumerate(pairs) if a != b)
         if places and self.places not in {(), places}:
             return False
-        if places and not _is_scaled([pairs[place] for place in places], known):
-            return False
+        if places:
+            # By one factor, and the least came out of the data; without an element nothing runs.
+            some = [pairs[place] for place in places]
+            least = {min(one for one, _ in some), min(other for _, other in some)}
+            factors = {Fraction(*pair) for pair in some} if all(map(all, some)) else set()
+            if len(factors) != 1 or not least <= known:
+                return False
         self.members.append(member)
         self.numbers.append(numbers)
         self.places = self.places or places
@@ -389,11 +391,3 @@ class _Growing:
             median_size=median_size,
             shapes=_NUMBER.sub(mark, shapes[median]),
         )
-
-
-def _is_scaled(pairs: Sequence[tuple[int, int]], known: frozenset[int]) -> bool:
-    """Whether all pairs of numbers differ by one factor, and the least came out of the data."""
-    if not all(map(all, pairs)):  # without an element nothing runs
-        return False
-    least = {min(one for one, _ in pairs), min(other for _, other in pairs)}
-    return len({Fraction(*pair) for pair in pairs}) == 1 and least <= known

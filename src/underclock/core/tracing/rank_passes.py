@@ -177,7 +177,15 @@ def laid_passes(
     for at, piece in enumerate(pieces):
         mine, whole = _together(owned.get(at, []), main)
         work_s = _spans(mine)
-        late = _late(mine) if main != ON_HOST else ()
+        # When the GPU was done with all that it had been asked for, but for a usual gap. What began
+        # as it was asked for is of a trace that does not tell when that was.
+        ordered = sorted(mine, key=lambda each: each.begins_s) if main != ON_HOST else []
+        done = accumulate((one.ends_s for one in ordered), max)
+        late = tuple(
+            (done_s, one.begins_s - GAP_S)
+            for done_s, one in zip(done, ordered[1:], strict=False)
+            if done_s < one.asked_s < one.begins_s - GAP_S
+        )
         begins_s, ends_s = piece.begins_s, piece.ends_s
         if main == ON_HOST:  # the host's own time, from when it has what it waited for
             begun_s = work_s[0][0] if work_s else ends_s
@@ -239,18 +247,6 @@ def _together(work: Sequence[Activity], main: int) -> tuple[list[Activity], bool
 
 def _spans(work: Sequence[Activity]) -> tuple[_Span, ...]:
     return merged([(one.begins_s, one.ends_s) for one in work])
-
-
-def _late(work: Sequence[Activity]) -> tuple[_Span, ...]:
-    """Return when a GPU was done with all that it had been asked for, but for a usual gap."""
-    ordered = sorted(work, key=lambda each: each.begins_s)
-    done = accumulate((one.ends_s for one in ordered), max)
-    # What began as it was asked for is of a trace that does not tell when that was.
-    return tuple(
-        (done_s, one.begins_s - GAP_S)
-        for done_s, one in zip(done, ordered[1:], strict=False)
-        if done_s < one.asked_s < one.begins_s - GAP_S
-    )
 
 
 def merged(spans: Sequence[_Span]) -> tuple[_Span, ...]:

@@ -137,12 +137,18 @@ def recaptured(traced: Step, captured: Step) -> tuple[Step, tuple[str, ...]]:
             for tag, a_from, a_to, b_from, b_to in matcher.get_opcodes()
             if tag != "equal"
         ]:
-            if not (one.sized and _functions(before) == _functions(now)):
-                changes[_change(one, before, now)] = None
+            name, was, is_ = (before or one.kernels)[0].name, _functions(before), _functions(now)
+            if was != is_ and not now:
+                changes[f"{name!r} runs no {was} any more"] = None
+            elif was != is_:
+                instead = f" instead of {was}" if before else " as well"
+                changes[f"{name!r} runs {is_}{instead}"] = None
+            elif not one.sized:
+                changes[f"{name!r} runs {was} with another grid or other attributes"] = None
             pairs = zip(before, now, strict=True) if len(before) == len(now) else ()
-            for was, new in pairs:
-                if was.name not in names.values():
-                    names.setdefault(identity(new), was.name)
+            for old, new in pairs:
+                if old.name not in names.values():
+                    names.setdefault(identity(new), old.name)
     shares = {kernel.name: kernel.waited_for for kernel in traced.kernels}
     # What is new has its own name, or a number where that is taken.
     new = [kernel.name for kernel in captured.kernels if identity(kernel) not in names]
@@ -210,16 +216,6 @@ def _called_as_often(ours: _Calls, theirs: _Calls) -> bool:
 
     one, other = repeats(ours.identities), repeats(theirs.identities)
     return one % other == 0 or other % one == 0
-
-
-def _change(calls: _Calls, before: Sequence[Kernel], now: Sequence[Kernel]) -> str:
-    name = (before or calls.kernels)[0].name
-    was, is_ = _functions(before), _functions(now)
-    if was == is_:
-        return f"{name!r} runs {was} with another grid or other attributes"
-    if not now:
-        return f"{name!r} runs no {was} any more"
-    return f"{name!r} runs {is_}" + (f" instead of {was}" if before else " as well")
 
 
 def _functions(kernels: Sequence[Kernel]) -> str:
