@@ -86,6 +86,6 @@ def test_the_references_name_every_command_and_every_public_name(site: Path) -> 
 
 
 def test_every_kind_of_file_is_explained() -> None:
-    text = (_ROOT / "docs" / "files.md").read_text()
+    text = (_ROOT / "docs" / "reference.md").read_text()
 
     assert set(SCHEMAS) <= set(re.findall(r"`([^`]+)`", text))

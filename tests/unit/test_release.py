@@ -37,7 +37,7 @@ def test_the_version_stands_in_one_place_and_the_citation_follows() -> None:
 
 
 def test_every_extra_is_explained() -> None:
-    page = (ROOT / "docs/install.md").read_text()
+    page = (ROOT / "docs/start.md").read_text()
 
     assert set(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == set(
         PROJECT["optional-dependencies"]
