@@ -15,7 +15,7 @@
 
 `underclock plan` also ends with 6, its plan written, where free switching alone keeps the budget.
 `underclock validate` ends with 7 where a plan did not keep its promise, and with 8 where the runs
-do not decide it: answers, not errors. So does `underclock run --arms`, if the command ends with 0.
+do not decide it: answers, not errors. So does `run --compare`, where the command ends with 0.
 What a user writes in Python is refused with a `UsageError` too, which is a ``ValueError``.
 """
 

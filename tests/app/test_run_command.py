@@ -83,7 +83,7 @@ def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
     began = tmp_path / "began"
     command = ["sh", "-c", f"echo > {began}; exec sleep 60"]
     with subprocess.Popen(
-        [underclock, "run", "plan.json", "--arms", "auto,plan", "--", *command],
+        [underclock, "run", "plan.json", "--compare", "auto,plan", "--", *command],
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -197,7 +197,7 @@ def test_a_signal_between_the_commands_start_and_waiting_for_it_ends_it_too(
 @pytest.mark.usefixtures("served")
 def test_a_run_too_short_to_compare_ends_with_8(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["run", "plan.json", "--arms", "auto,plan", "--", "true"])
+        main(["run", "plan.json", "--compare", "auto,plan", "--", "true"])
 
     assert ended.value.code == 8
     assert "no step was seen: " in capsys.readouterr().err.splitlines()[-1]
@@ -211,13 +211,13 @@ def test_a_run_too_short_to_compare_ends_with_8(capsys: pytest.CaptureFixture[st
         ("run", "run takes a command"),
         ("run --observe", "run takes a command"),
         ("run --observe plan.json -- true", "with --observe a command alone"),
-        ("run --observe --arms auto,plan -- true", "nothing to compare"),
+        ("run --observe --compare auto,plan -- true", "nothing to compare"),
         ("run -- no-such-command", "there is no command 'no-such-command'"),
         ("run plan.json -- no-such-command", "there is no command 'no-such-command'"),
-        ("run plan.json --arms plan,magic -- true", "there is no arm 'magic'"),
-        ("run plan.json --arms auto,best-fixed -- true", "no best fixed clock"),
+        ("run plan.json --compare plan,magic -- true", "there is no way 'magic'"),
+        ("run plan.json --compare auto,best-fixed -- true", "no best fixed clock"),
         ("run plan.json --guard 1 -- true", "cannot judge 1 steps together"),
-        ("run plan.json --guard 5 --arms auto,plan -- true", "one run cannot do both"),
+        ("run plan.json --guard 5 --compare auto,plan -- true", "one run cannot do both"),
         ("run plan.json --gpu nvml:3 -- true", "there is no GPU 3"),
         ("run nothing.json -- true", "cannot read nothing.json"),
         ("run plan.json --log /no/such/folder/log -- true", "cannot write /no/such/folder/log"),

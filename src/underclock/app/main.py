@@ -53,6 +53,7 @@ GONE_OPTIONS: Final[dict[str, str]] = {
     "truth",
     "underclock plan --aggregate": '`underclock.Goal(aggregate="local")` in Python lets each '
     "kernel keep the budget",
+    "underclock run --arms": "`--compare auto,plan` lets ways of choosing clocks take turns",
     "underclock run --node-power": "ranks keep the power limits they have; nvidia-smi -pl sets any",
     "underclock transfer --own": "those samples go beside the plan that -o names",
     "underclock validate --tolerance": "`underclock.validate(..., tolerance=0.001)` in Python",

@@ -46,9 +46,10 @@ _LIVE_S = 5.0
     help="A line of JSON for each step; appended to. What it says was learned is tried first.",
 )
 @click.option(
-    "--arms",
+    "--compare",
+    "arms",
     default="",
-    metavar="ARMS",
+    metavar="WAYS",
     help="Let ways of choosing clocks take turns, and compare them: auto,plan,best-fixed.",
 )
 @more_option(
@@ -57,7 +58,7 @@ _LIVE_S = 5.0
     type=int,
     metavar="STEPS",
     help="That are judged together: slower ones take the plan back; 0 never. [default: 20, without "
-    "--arms]",
+    "--compare]",
 )
 @more_option(
     "--first-rank",
@@ -95,7 +96,7 @@ def command(
 
     A process of its own sets the clocks; they are given back on any end of anything.
 
-    Ends with the command's code; where that is 0 and arms took turns, with 7 where the plan did not
+    Ends with the command's code; where that is 0 after --compare, with 7 where the plan did not
     keep its promise, and with 8 where the run does not decide it.
 
     Example: underclock run -- python train.py --epochs 3

@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Run the step under PLAN and at auto clocks again, and say whether the promise holds.
 
-    Only a simulated GPU changes clocks within a step here: on a real one `underclock run --arms
+    Only a simulated GPU changes clocks within a step here: on a real one `underclock run --compare
     auto,plan` compares while it trains.
 
     Exit codes: 0 kept, or nothing to keep, for the plan sets no clocks; 7 not kept; 8 inconclusive.

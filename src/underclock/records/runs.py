@@ -18,7 +18,7 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
     # what the plan promised against auto, as ``time_change``; ``None`` where it promises nothing
     energy_change: float | None = None
     time_change: float | None = None
-    arms: str = ""  # that take turns, as after ``--arms``; empty for none
+    arms: str = ""  # that take turns, as after ``--compare``; empty for none
     seed: int = 0
     # whether the GPUs are the ranks of one job, and what they take is one iteration's
     is_job: bool = False

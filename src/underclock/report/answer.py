@@ -65,7 +65,7 @@ def next_sentence(plan: Plan, file: str, train: str = "") -> str:
     elif fixed_is_enough(plan):
         text = f"one clock for all does as well; until Ctrl-C: underclock apply {file}"
     else:
-        run = f"underclock run {file} --arms auto,plan -- {train or 'python train.py'}"
+        run = f"underclock run {file} --compare auto,plan -- {train or 'python train.py'}"
         text = f"train under these clocks, and measure what they save: {run}"
     return f"Next: {text}"
 

@@ -73,7 +73,7 @@ def _saving(summary: RunSummary) -> str:
     elif run.arms:
         why = f"not measured: {next(reversed(summary.events), 'no round was whole')}"
     else:
-        why = "what it saved was not measured: --arms auto,plan measures it"
+        why = "what it saved was not measured: --compare auto,plan measures it"
     return promised + why
 
 

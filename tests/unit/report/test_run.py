@@ -125,7 +125,7 @@ def test_a_summary_is_of_the_last_run_and_of_steps_that_followed_the_plan() -> N
         ),
         (
             tuple(line for line in LINES if not isinstance(line, ArmLine)),
-            "promised -12.0 % energy, what it saved was not measured: --arms auto,plan measures it",
+            "promised -12.0 % energy, what it saved was not measured: --compare auto,plan",
         ),
         (
             (msgspec.structs.replace(RUN, arms="auto,plan"), step(1, "auto"), WHY),

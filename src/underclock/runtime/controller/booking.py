@@ -198,7 +198,7 @@ class RunTally:
         if not run.arms:
             return self._promised(gpu, held)
         lines = [line for line in self._arms if line.gpu == gpu and line.arm in arms]
-        changes, why = {}, "" if lines else "no round of its arms was compared yet"
+        changes, why = {}, "" if lines else "no round at auto and under the plan was compared yet"
         for line in lines:
             if line.verdict.startswith(CANNOT_TELL):
                 why = why or line.verdict
@@ -211,7 +211,12 @@ class RunTally:
 
     def _promised(self, gpu: int, held: _Drawn) -> tuple[_Changes, str]:
         """Return what the plan promises, if steps were those that it is of; a job's by time."""
-        plan, tells, arm, cost = self._plan, "--arms auto,plan measures it", self._arm, self._cost
+        plan, tells, arm, cost = (
+            self._plan,
+            "--compare auto,plan measures it",
+            self._arm,
+            self._cost,
+        )
         shown = self._shown(gpu)
         if arm is None or arm.energy_change is None or arm.energy_interval is None or cost is None:
             return {}, f"the plan's promise has no interval: {tells}"

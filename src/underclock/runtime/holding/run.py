@@ -91,7 +91,7 @@ class HowToRun:
         dry: Do all but set clocks.
         log: File for a line of JSON for each step; it is appended to.
         anyway: Whether another board or driver than the plan's will do.
-        arms: Ways of choosing clocks that take turns, as after ``--arms``; empty to hold the plan.
+        arms: Ways of choosing clocks that take turns, as after ``--compare``; empty: the plan.
         steps: That the run is to have; ``None`` where that is not known.
         window: Steps that the guard judges together, 0 for no guard; by default 20, and none where
             arms take turns.
@@ -364,7 +364,7 @@ def held_run(plan: Plan | JobPlan | None, how: HowToRun, name: str = "") -> Iter
         if how.arms or how.window or how.leader:
             raise UsageError(
                 "without a plan there is nothing to compare, to guard or to lead",
-                hint="leave out --arms, --guard and --leader",
+                hint="leave out --compare, --guard and --leader",
             )
         gpus = how.gpus or shown_by_cuda()[: 1 if how.learn else None]
         found, simulated = _checked_gpus(gpus, lambda _rank, _gpu: None)
@@ -426,8 +426,8 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
 def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
     if how.arms:
         raise UsageError(
-            "arms take turns on GPUs of their own, and the ranks of a job are held together",
-            hint="leave out --arms: the guard compares the job's plan with auto",
+            "ways of choosing clocks take turns on one GPU, and ranks of a job are held together",
+            hint="leave out --compare: the guard compares the job's plan with auto",
         )
     count, first = len(plan.job.ranks), how.first_rank
     gpus = how.gpus or shown_by_cuda()[:count]
@@ -491,9 +491,9 @@ def _guard_window(how: HowToRun) -> int:
         return 0 if how.arms else _WINDOW
     if how.arms and how.window:
         raise UsageError(
-            "a guard takes the plan back where it slows the job, and arms are compared by letting "
+            "a guard takes the plan back where it slows the job, and ways are compared by letting "
             "it be: one run cannot do both",
-            hint="leave out --guard or --arms",
+            hint="leave out --guard or --compare",
         )
     if how.window < 0 or how.window == 1:
         raise UsageError(

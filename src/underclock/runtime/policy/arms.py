@@ -32,7 +32,7 @@ _BLOCKS = 5  # of what settles, a block counts so many
 
 
 class ArmName(StrEnum):
-    """A way of choosing clocks; the value is what ``--arms`` takes."""
+    """A way of choosing clocks; the value is what ``--compare`` takes."""
 
     AUTO = "auto"
     PLAN = "plan"
@@ -41,7 +41,7 @@ class ArmName(StrEnum):
 
 
 def parse_arms(text: str, *, has_fixed: bool) -> tuple[ArmName, ...]:
-    """Read what a user writes after ``--arms``; ``auto,auto`` shows what comparing errs by.
+    """Read what a user writes after ``--compare``; ``auto,auto`` shows what comparing errs by.
 
     Raises:
         UsageError: An arm that is not known, twice the same, one that is not to be had, or nothing
@@ -53,17 +53,18 @@ def parse_arms(text: str, *, has_fixed: bool) -> tuple[ArmName, ...]:
     known = ", ".join(ArmName)
     for name in names:
         if name not in set(ArmName):
-            raise UsageError(f"there is no arm {name!r}", hint=f"arms are: {known}")
+            raise UsageError(f"there is no way {name!r} of choosing clocks", hint=f"known: {known}")
     arms = tuple(ArmName(name) for name in names)
     if len(set(arms)) < len(arms):
-        raise UsageError(f"an arm is named twice in {text!r}", hint=f"--arms {known}")
+        raise UsageError(f"a way is named twice in {text!r}", hint=f"--compare {known}")
     if ArmName.AUTO not in arms or len(arms) == 1:
         raise UsageError(
-            f"{text!r} compares nothing with auto", hint="--arms auto,plan alternates the two"
+            f"{text!r} compares nothing with auto", hint="--compare auto,plan alternates the two"
         )
     if ArmName.BEST_FIXED in arms and not has_fixed:
         raise UsageError(
-            "the plan has no best fixed clock: none keeps its time budget", hint="--arms auto,plan"
+            "the plan has no best fixed clock: none keeps its time budget",
+            hint="--compare auto,plan",
         )
     return arms
 

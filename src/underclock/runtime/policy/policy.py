@@ -258,7 +258,7 @@ def policy_of(
     """Return what decides.
 
     Args:
-        arms: As after ``--arms``; empty for none.
+        arms: As after ``--compare``; empty for none.
         window: Steps that a guard judges together; 0 for no guard.
         seed: Of the order in which arms take turns.
         paces: What a step takes in s, once the first GPU of the run saw some; its GPUs share it.

@@ -237,7 +237,7 @@ def test_a_promise_is_not_told_of_steps_that_are_not_the_plans(
     if not told:
         assert entry.untold == (
             f"cannot tell, because steps took {1e3 * time_s:.3g} ms and {energy_j:.3g} J, and the "
-            "plan is of one of 101 ms and 27 J: --arms auto,plan measures it"
+            "plan is of one of 101 ms and 27 J: --compare auto,plan measures it"
         )
 
 
@@ -255,7 +255,7 @@ def test_a_promise_is_not_told_of_steps_that_are_not_the_plans(
             ),
             "made on another board",
         ),
-        ([_run(arms="auto,plan"), _steps("plan", 3, 1.0)], None, "no round of its arms"),
+        ([_run(arms="auto,plan"), _steps("plan", 3, 1.0)], None, "no round at auto and under"),
         (
             [_run(arms="auto,plan"), _steps("plan", 3, 1.0), _compared("plan", None)],
             None,

@@ -328,7 +328,7 @@ def test_there_is_no_verdict_on_what_cannot_be(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("auto,planned", "no arm 'planned'"),
+        ("auto,planned", "no way 'planned'"),
         ("auto,plan,auto", "named twice"),
         ("plan,plan", "named twice"),
         ("plan,best-fixed", "compares nothing with auto"),
