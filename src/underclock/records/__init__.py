@@ -4,16 +4,15 @@
 * `work`: what runs (`Kernel`, `Step`)
 * `measured`: what was measured (`Window`, `SampleSet`)
 * `choices`: ways of choosing clocks, their costs (`Arm`), schedules that a GPU can follow
-* `carried`: how kernels of a step that was not measured are known
 * `planned`: what was decided (`Plan`)
 * `outcomes`: what became of it (`Validation`)
 * `latencies`: how long clocks take to change
 * `job`: what the ranks of a job do and who waits for whom (`Job`), and what was decided (`JobPlan`)
 * `serving`: clocks by phase, batch and context (`ServingPlan`)
-* `launches`: what tracing sees before it is a step; `runs`: what is seen of a run under a plan
+* `runs`: what is seen of a run under a plan
 
 Every record that is a file of its own carries its ``kind`` and a ``schema`` number; a reader
-refuses other kinds, and numbers other than the one in `schemas`.
+refuses other kinds, and numbers other than the one in `common.SCHEMAS`.
 """
 
 from underclock.records.choices import (

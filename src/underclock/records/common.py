@@ -62,6 +62,7 @@ Change = Annotated[float, msgspec.Meta(gt=-1)]
 Budget = Annotated[float, msgspec.Meta(gt=-1, lt=1)]
 """A time budget as a fraction above auto."""
 Mhz = Annotated[int, msgspec.Meta(ge=LEAST_MHZ, le=GREATEST_MHZ)]
+Celsius = Annotated[float, msgspec.Meta(ge=COLDEST_C, le=HOTTEST_C)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -127,13 +128,6 @@ def check_positive(record: Record, *names: str) -> None:
     _check(record, names, lambda value: 0 < value < math.inf, "positive and finite")
 
 
-def check_each_positive(record: Record, *names: str) -> None:
-    """Reject lists of quantities with one that is zero, negative or not finite."""
-    for name in names:
-        if not all(0 < each < math.inf for each in getattr(record, name)):
-            raise ValueError(f"every {name} must be positive and finite")
-
-
 def check_mhz(record: Record, *names: str) -> None:
     """Reject clocks that no GPU has had; ``None`` is auto and passes."""
     words = f"from {LEAST_MHZ} to {GREATEST_MHZ} MHz"
@@ -161,12 +155,6 @@ def check_agrees(what: str, stated: float, worked_out: float) -> None:
     """Reject a number that contradicts other numbers of its record."""
     if not abs(stated - worked_out) <= ROUNDING * max(1.0, abs(worked_out)):
         raise ValueError(f"{what} says {stated}, and what it rests on makes {worked_out}")
-
-
-def check_celsius(celsius: float | None) -> None:
-    """Reject temperatures at which no GPU works; ``None`` means unknown and passes."""
-    if celsius is not None and not can_be_celsius(celsius):
-        raise ValueError(f"a GPU is at {COLDEST_C} to {HOTTEST_C} °C, got {celsius}")
 
 
 def can_draw(power_w: float, limit_w: float | None = None) -> bool:

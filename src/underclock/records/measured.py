@@ -7,21 +7,22 @@ from collections import Counter
 from collections.abc import Iterable
 from enum import IntFlag
 from functools import cached_property
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from underclock.records.common import (
     AUTO,
+    AtLeastOne,
+    Celsius,
     Clocks,
     Evidence,
+    NotNegative,
+    Number,
+    Positive,
     Record,
     ShownRecord,
     as_frame,
-    check_celsius,
-    check_each_positive,
-    check_not_negative,
-    check_positive,
 )
 from underclock.records.work import Kernel, Step
 
@@ -34,18 +35,16 @@ def gpu_name(driver_says: str) -> str:
 class GpuInfo(Record, frozen=True, kw_only=True):
     """Which GPU numbers belong to."""
 
-    name: str  # marketing name without its maker's, as the driver or table gives it
+    # marketing name without its maker's, as the driver or table gives it
+    name: Annotated[str, msgspec.Meta(min_length=1)]
     # of this board, as the driver gives it; ``None`` when unknown, as of a table
     uuid: str | None = None
     driver: str | None = None  # driver version; ``None`` when unknown
-    power_limit_w: float | None = None  # enforced board power limit; ``None`` when unknown
+    power_limit_w: Positive | None = None  # enforced board power limit; ``None`` when unknown
     # least and greatest limit that may be set; ``None`` when unknown
     power_range_w: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("a GPU needs a name")
-        check_positive(self, "power_limit_w")
         if self.power_range_w is not None:
             least_w, most_w = self.power_range_w
             if not 0 < least_w <= most_w < math.inf:
@@ -61,22 +60,16 @@ class GpuInfo(Record, frozen=True, kw_only=True):
 class MeasurementSettings(Record, frozen=True, kw_only=True):
     """How long to wait and to measure; the defaults are arXiv 2601.08539's."""
 
-    warm_s: float = 100.0  # least time at full load before the first measurement
-    steady_c: float = 1.0  # warm until the temperature moves less than this in ``steady_s``
-    steady_s: float = 20.0  # see ``steady_c``
-    longest_warm_s: float = 600.0  # warm no longer than this
-    settle_s: float = 1.0  # wait after a change of clocks
-    kernel_warm_s: float = 25.0  # each kernel runs this long before its window
-    window_s: float = 5.0  # least length of the measuring window
-    launches: int = 20  # least launches in a window: parts of a launch at its ends blur its power
-
-    def __post_init__(self) -> None:
-        if not 0 < self.window_s < math.inf or self.launches < 1:
-            raise ValueError("a window needs a positive length and at least one launch")
-        check_positive(self, "steady_c", "steady_s")
-        for name in ("warm_s", "longest_warm_s", "settle_s", "kernel_warm_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError("waiting times must be finite and not negative")
+    warm_s: NotNegative = 100.0  # least time at full load before the first measurement
+    steady_c: Positive = 1.0  # warm until the temperature moves less than this in ``steady_s``
+    steady_s: Positive = 20.0  # see ``steady_c``
+    longest_warm_s: NotNegative = 600.0  # warm no longer than this
+    settle_s: NotNegative = 1.0  # wait after a change of clocks
+    kernel_warm_s: NotNegative = 25.0  # each kernel runs this long before its window
+    window_s: Positive = 5.0  # least length of the measuring window
+    launches: AtLeastOne = (
+        20  # least launches in a window: parts of a launch at its ends blur its power
+    )
 
     @property
     def least_warm_s(self) -> float:
@@ -145,16 +138,14 @@ class Mix(Record, frozen=True, kw_only=True):
     With a heater a power cap lowers the clock; with idling it lets the clock rise.
     """
 
-    launches: int = 1  # of the kernel, or of the step, in a round
-    hot: int = 0  # launches of the heater in a round: a large matrix product
-    idle_s: float = 0.0  # idling in a round, nearly: a GPU idles by counting core cycles
+    launches: Number = 1  # of the kernel, or of the step, in a round
+    hot: Number = 0  # launches of the heater in a round: a large matrix product
+    idle_s: NotNegative = 0.0  # idling in a round, nearly: a GPU idles by counting core cycles
     # launches of the round after which a piece of its co-load runs, counted from its begin; all
     # pieces are alike. Empty: there is one, at the end of the round
     after: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.launches < 0 or self.hot < 0 or not 0 <= self.idle_s < math.inf:
-            raise ValueError(f"a mix has no negative parts, got {self}")
         if not (self.launches or self.hot or self.idle_s):
             raise ValueError("a mix without launches, heater and idling is nothing")
         if any(b <= a for a, b in itertools.pairwise((0, *self.after))):
@@ -184,49 +175,43 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     kernel: str = ""  # whose launches ran; empty for those of the whole step, or where none did
     mix: Mix = ALONE  # how many launches a round has, and their co-load
     asked: Clocks = AUTO  # clocks asked for
-    repeat: int = 0  # 0 for the first window of this at these clocks, then 1, 2, …
-    time_s: float  # mean duration of a round
-    energy_j: float  # mean energy of a round
+    repeat: Number = 0  # 0 for the first window of this at these clocks, then 1, 2, …
+    time_s: Positive  # mean duration of a round
+    energy_j: Positive  # mean energy of a round
     # clocks read back under load, at the end; ``None`` when not read
     observed: Clocks | None = None
     # mean core clock, as read many times all through; ``None`` when not read so
-    core_mhz: float | None = None
-    core_spread_mhz: float | None = None  # standard deviation of those readings
+    core_mhz: Positive | None = None
+    core_spread_mhz: NotNegative | None = None  # standard deviation of those readings
     # mean duration of one launch, on the GPU's own clock: of the kernel, or of each kernel of the
     # step in the order of the sample set. Empty where launches were not timed
-    kernel_s: tuple[float, ...] = ()
+    kernel_s: tuple[Positive, ...] = ()
     # core clock of each of these while it ran, read while idling before and after it; empty where
     # the window has one clock
-    kernel_mhz: tuple[float, ...] = ()
+    kernel_mhz: tuple[Positive, ...] = ()
     # mean duration of a launch of the heater; ``None`` without one, or when not timed
-    hot_s: float | None = None
+    hot_s: Positive | None = None
     # idling in a round as it was; ``None`` without any, or when not timed
-    idle_s: float | None = None
+    idle_s: Positive | None = None
     # core clock while launches were timed, by how long a count of cycles took; ``None`` where there
     # was no idling to tell it
-    spin_mhz: float | None = None
-    window_s: float | None = None  # length of the window; ``None`` when unknown
-    ticks: int | None = None  # energy-counter steps inside it; ``None`` when unknown
-    temperature_c: float | None = None  # GPU temperature at its end; ``None`` when unknown
+    spin_mhz: Positive | None = None
+    window_s: Positive | None = None  # length of the window; ``None`` when unknown
+    ticks: Number | None = None  # energy-counter steps inside it; ``None`` when unknown
+    temperature_c: Celsius | None = None  # GPU temperature at its end; ``None`` when unknown
     # why the clocks were what they were at its end; ``None`` when unknown
     throttle_reasons: ThrottleReason | None = None
     utilisation: _Utilisation | None = None  # ``None`` in files that this version writes
 
     def __post_init__(self) -> None:
-        # A table has a million windows, nearly all possible: look closer only where one is not.
         if not (0 < self.time_s < math.inf and 0 < self.energy_j < math.inf):
-            check_positive(self, "time_s", "energy_j")
-        if self.window_s is not None:
-            check_positive(self, "window_s")
-        check_not_negative(self, "repeat", "ticks")
-        check_celsius(self.temperature_c)
-        if self.core_spread_mhz is not None or self.kernel_s or self.mix is not ALONE:
-            self._check_inside()
-
-    def _check_inside(self) -> None:
-        check_positive(self, "core_mhz", "hot_s", "idle_s", "spin_mhz")
-        check_not_negative(self, "core_spread_mhz")
-        check_each_positive(self, "kernel_s", "kernel_mhz")
+            raise ValueError(
+                f"time_s and energy_j must be positive and finite, got {self.time_s} and "
+                f"{self.energy_j}"
+            )
+        # A table has a million windows: look closer only where there is more to see.
+        if self.core_spread_mhz is None and not self.kernel_s and self.mix is ALONE:
+            return
         if (self.core_mhz is None) != (self.core_spread_mhz is None):
             raise ValueError("core_mhz and core_spread_mhz come from the same readings")
         if len(self.kernel_mhz) not in {0, len(self.kernel_s)}:
@@ -329,16 +314,14 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
     step: Step
     windows: tuple[Window, ...] = ()
     settings: tuple[Clocks, ...] = ()
-    repeats: int = 1
-    expected_samples: int | None = None
+    repeats: AtLeastOne = 1
+    expected_samples: Number | None = None
     provenance: Provenance | None = None
     sampled: bool = False
     lacking: dict[str, tuple[Clocks, ...]] = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_positive(self, "repeats")
-        check_not_negative(self, "expected_samples")
         for window in self.mixed:
             self._check_counts(window)
 
