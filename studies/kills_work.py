@@ -90,19 +90,19 @@ def launch() -> None:
     """
     uuid, first, trainer, *plan = sys.argv[1:]
 
-    work, told_on = "kills_work:begin", subprocess.DEVNULL
+    work, reads = "kills_work:begin", subprocess.DEVNULL
     options: dict[str, object] = {"first": int(first)}
     if plan:
         work = "underclock.runtime.controller.governor:begin"
         options = {"plan": plan[0], "latency_s": PERIOD_S / 2.0}
-        told_on, notes = os.pipe()
-        threading.Thread(target=_say, args=(Hook(notes, told_on), int(first)), daemon=True).start()
+        reads, notes = os.pipe()
+        threading.Thread(target=_say, args=(Hook(notes, reads), int(first)), daemon=True).start()
     controller = ControllerProcess.start(
         [uuid],
         work=work,
         options=options,
         trainer_pid=int(trainer),
-        told_on=told_on,
+        stdin=reads,
     )
     print(controller.process.pid, flush=True)
     try:

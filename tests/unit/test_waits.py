@@ -30,7 +30,6 @@ WAITS = {
     "runtime/controller/nodes.py _Link.received": _AT_ONCE,
     "runtime/controller/process.py _Ends.why": _READY,
     "runtime/controller/starting.py ControllerProcess._line": _READY,
-    "runtime/controller/starting.py _woken_by_signals": _AT_ONCE,
     "runtime/machine/machine.py Machine.asked": "no wait: a lock of clocks that a driver accepts",
     "runtime/trainer/notes.py Hook._say": _AT_ONCE,
     "runtime/undo/guarded_gpu.py _ProcessGuard._keep": f"{_ENDS}, or with `end`",
@@ -68,7 +67,6 @@ _FUNCTIONS = {
 }
 """Functions that wait, each with the words of which one in the call bounds it."""
 _SLEEPS = {"sleep", "sleep_s", "wait", "wait_for", "poll", "select", "check", "query"}
-_SLEEPS |= {"can_be_read"}
 """What a loop calls between two looks at something that another process or device does."""
 _CLOCKS = {"now_s", "monotonic", "perf_counter", "time"}
 

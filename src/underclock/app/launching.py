@@ -7,6 +7,7 @@ the next one, for all ranks. Whatever the command started ends with it, and with
 
 import ctypes
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from underclock.hw.base import SystemClock, parse_gpu
 from underclock.hw.nvml import NvmlGpu, shown_by_cuda
 from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Step, Window
-from underclock.runtime.controller.starting import can_be_read, end_family
+from underclock.runtime.controller.starting import end_family
 from underclock.runtime.holding.run import INJECT
 from underclock.runtime.trainer.kept_files import KEPT, LOOK, put_back
 from underclock.runtime.undo.ownership import Process, family_of
@@ -264,7 +265,8 @@ class _Watch:
             self._check_deadlines(ranks, now_s)
             self._meanwhile()
             # Woken at once where a process ends, so that it is known which one was the first.
-            can_be_read([self._pidfd(rank) for rank in ranks if not self._is_gone(rank)], POLL_S)
+            alive = [self._pidfd(rank) for rank in ranks if not self._is_gone(rank)]
+            select.select(alive, [], [], POLL_S)
 
     def _read(self) -> None:
         for status in statuses(self._folder):

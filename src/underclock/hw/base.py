@@ -116,9 +116,7 @@ class Loop(Protocol):
 
     def durations(self, for_s: float) -> Durations:
         """Watch launches for a while, one round at least; return how long each took.
-
-        Raises:
-            NotSupportedError: Nothing here can time them, or another profiler does.
+        `NotSupportedError`: nothing here can time them, or another profiler does.
         """
 
 
@@ -211,10 +209,7 @@ class Measurer(Protocol):
     def warm(self, kernels: Sequence[Kernel]) -> float | None:
         """Bring the GPU to the temperature it has when these kernels run; return it in °C.
 
-        ``None`` where it cannot be read.
-
-        Raises:
-            MeasurementError: It cannot run kernels.
+        ``None`` where it cannot be read. `MeasurementError`: it cannot run kernels.
         """
 
     def takes_s(self, launch_s: float, *, timed: bool = False) -> float:

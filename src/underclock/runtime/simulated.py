@@ -1,8 +1,8 @@
 """Runs a step under a schedule of clocks on a virtual GPU, as the controller does on a real one.
 
 The machine is the same; its marks are launches that begin, calls take time, and its time is the
-GPU's. What really happens is the device's doing: nothing here that the machine is told knows its
-delays. Where switching is taken as free nobody asks for anything: launches bring their clocks.
+GPU's. What really happens is the device's doing: the machine does not know its delays. Where
+switching is taken as free nothing is asked for: launches bring their clocks.
 """
 
 import functools

@@ -34,7 +34,7 @@ _GPU_FAULTS: tuple[tuple[str, float | None, str], ...] = (
     ("hard_slowdown", None, "because it is too hot"),
     ("counter_restarts", None, "the energy counter fell from"),
     ("counter_stuck", None, "the energy counter stands still"),
-    ("power_limit_changed", 320.0, "somebody changed the power limit from 350 to 320 W"),
+    ("power_limit_changed", 320.0, "the power limit was changed from 350 to 320 W"),
     ("marks_stuck", None, "s: the step stands still"),
     ("gpu_lost", None, "the GPU cannot be read: "),
 )

@@ -96,7 +96,7 @@ def _operator(
     new = [
         each
         for each in (_tensors(torch, one) for one in made)
-        if each and not any(each[0] is other for others in read for other in others)
+        if each and not any(each[0] is other for tensors in read for other in tensors)
     ]
     sizes = [sum(map(_bytes, each)) for each in read]
     if bare in _GATHERS and sizes:  # of a table it reads what it is asked for only

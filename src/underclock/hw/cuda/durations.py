@@ -183,11 +183,9 @@ class _Sums:
 def eager_durations(
     seen: Iterable[Sequence[TracedActivity]], round_: EagerRound
 ) -> tuple[dict[int, float], float] | None:
-    """Return what launches took in the rounds that were seen whole; ``None`` without any.
-
-    Returns:
-        The mean duration of a launch of each place in s, and the part of the steps' time in which
-        the GPU had nothing to do.
+    """Return what launches took in the rounds that were seen whole; ``None`` without any. Returns
+    the mean duration of a launch of each place in s, and the part of the steps' time in which the
+    GPU had nothing to do.
     """
 
     @cache

@@ -55,12 +55,12 @@ def warm_up(step: StepFunction) -> float:
 
 
 @contextmanager
-def step_errors(*others: type[Exception]) -> Iterator[None]:
+def step_errors(*passing: type[Exception]) -> Iterator[None]:
     """Say where a step fails that is not yet looked at; errors of other kinds pass."""
     before = sys.exc_info()[1]
     try:
         yield
-    except others:
+    except passing:
         raise
     except Exception as exc:
         reason = reason_of(exc, before)

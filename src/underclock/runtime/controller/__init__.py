@@ -1,6 +1,7 @@
-"""The process that sets clocks while another one trains, and what it tells.
+"""The process that sets clocks while another one trains, and what it writes.
 
-* `entry`: where it begins; `process`: arms, works, undoes; `starting`: starts one
-* `follow`: work that holds a plan, by `polling` mark pages and by `gauges`
-* `run_files`: the files of a run; `log`: what it tells
+* `starting`: starts one; `process`: arms, works, undoes
+* `follow`: work that holds a plan, by `polling` mark pages and by `gauges`; `nodes` over machines
+* `governor`: work that holds a server's clocks
+* `run_files`: the files of a run; `log`, `booking`: what it writes
 """

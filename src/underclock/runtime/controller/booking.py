@@ -1,6 +1,6 @@
 """What a controller writes into the user's ledger: what each GPU drew, and what auto would have.
 
-Of a run it is told the lines of the log, and nothing else; there is no second meter.
+It reads the lines of the log, and nothing else; there is no second meter.
 """
 
 import datetime as dt
@@ -39,7 +39,7 @@ from underclock.units import format_duration
 
 EVERY_S = 900.0
 """Between writings; a controller that is killed loses as much."""
-_ALIKE = 0.1  # of the plan's step in time and energy: a promise is told of none further off
+_ALIKE = 0.1  # of the plan's step in time and energy: no promise holds further off
 _WEAKEST = (Evidence.SIMULATED, Evidence.REPLAYED, Evidence.MEASURED)
 _AT_AUTO = {stage.name.lower() for stage in Stage if stage.at_auto}
 _AUTO, _PLAN, _FIXED = str(ArmName.AUTO), str(ArmName.PLAN), str(ArmName.BEST_FIXED)
@@ -106,10 +106,10 @@ class RunTally:
             self._against = self._against if is_held else SavedAgainst.OBSERVED
 
     def counted_as(self, line: StepLine) -> str:
-        """Return the arm that a step counts for; empty where it cannot be told what it saved.
+        """Return the arm that a step counts for; empty where what it saved is not known.
 
         A promise is of steps that followed the plan throughout and took as long as the plan's.
-        Where arms took turns, what they differ by was told of all their steps.
+        Where arms took turns, what they differ by is of all their steps.
         """
         if self._against is SavedAgainst.BLOCKS:
             return line.arm
@@ -211,19 +211,15 @@ class RunTally:
 
     def _promised(self, gpu: int, held: _Drawn) -> tuple[_Changes, str]:
         """Return what the plan promises, if steps were those that it is of; a job's by time."""
-        plan, tells, arm, cost = (
-            self._plan,
-            "--compare auto,plan measures it",
-            self._arm,
-            self._cost,
-        )
+        plan, arm, cost = self._plan, self._arm, self._cost
+        hint = "--compare auto,plan measures it"
         shown = self._shown(gpu)
         if arm is None or arm.energy_change is None or arm.energy_interval is None or cost is None:
-            return {}, f"the plan's promise has no interval: {tells}"
+            return {}, f"the plan's promise has no interval: {hint}"
         if isinstance(plan, Plan) and {plan.gpu.uuid} - {None, self._gpus[gpu][0]}:
-            return {}, f"the plan's promise was made on another board: {tells}"
+            return {}, f"the plan's promise was made on another board: {hint}"
         if shown is not None and shown.limits > 1:
-            return {}, f"the power limit was changed, and the promise is for the first: {tells}"
+            return {}, f"the power limit was changed, and the promise is for the first: {hint}"
         seen_s = held.time_s / held.steps if held.steps else cost.time_s
         seen_j = held.energy_j / held.known if held.known else cost.energy_j
         is_job = isinstance(plan, JobPlan)
@@ -231,7 +227,7 @@ class RunTally:
         if max(map(abs, off)) > _ALIKE:
             planned = f"{format_duration(cost.time_s)} and {cost.energy_j:.3g} J"
             seen = f"{format_duration(seen_s)} and {seen_j:.3g} J"
-            return {}, f"steps took {seen}, and the plan is of one of {planned}: {tells}"
+            return {}, f"steps took {seen}, and the plan is of one of {planned}: {hint}"
         low, high = arm.energy_interval
         return {_PLAN: (low, arm.energy_change, high)}, ""
 
@@ -245,7 +241,7 @@ def booked(tally: RunTally) -> list["Booking"]:
 class Booking:
     """Writes a run into the ledger as it goes on, by a thread: a slow disk keeps no clock waiting.
 
-    What cannot be written is told once, and the run goes on.
+    What cannot be written is said once, and the run goes on.
     """
 
     def __init__(self, path: Path, tally: RunTally, *, every_s: float = EVERY_S) -> None:

@@ -93,14 +93,14 @@ class GpuController:
         """Set the time of the next poll, from the marks, the clocks and housekeeping."""
         self.next_s = min(self.polling.next_s, self._tidy_s + _PUT_OFF_S, self._ask_s)
 
-    def wake(self, now_s: float, log: Log, others: PollingThread) -> None:
+    def wake(self, now_s: float, log: Log, thread: PollingThread) -> None:
         """Poll, and ask for what is due."""
         if not self.over:
             seen = self.polling.poll()
             if seen is not None:
                 self._saw(*seen)
             if self._ask_s <= now_s:
-                self._ask(log, others)
+                self._ask(log, thread)
         has_time = min(self.polling.next_s, self._ask_s) > now_s + NEAR_S
         if now_s >= self._tidy_s + (0.0 if has_time else _PUT_OFF_S):
             self._tidy_s = now_s + _HOUSEKEEPING_S
@@ -123,7 +123,7 @@ class GpuController:
                 self.machine.begin_anew()
                 self._tell(
                     f"the trainer was started again, process {pid} after {before}: its steps are "
-                    "counted beside those before",
+                    "counted after those before",
                     at_s,
                 )
             if places := read_places(self.page.path):
@@ -133,7 +133,7 @@ class GpuController:
         self.machine.saw(mark, at_s, steps)
         self._expect()
 
-    def told(self, words: str = "") -> None:
+    def ordered(self, words: str = "") -> None:
         """Find out what is due where another machine's controller may have ordered something."""
         self._tell(words)
         self._expect()
@@ -144,14 +144,14 @@ class GpuController:
             self.machine.events.append((self._clock.now_s() if at_s is None else at_s, words))
 
     def _expect(self) -> None:
-        """Find out when something is due next; it changes with what the machine is told."""
+        """Find out when something is due next; each mark and each answer changes it."""
         if self.over:
             self._ask_s = self.polling.next_s = math.inf
             return
         self.polling.expect(self.machine.position.next_mark_s(), self._clock.now_s())
         self._ask_s = max(self.machine.next_s, self._free_s)
 
-    def _ask(self, log: Log, others: PollingThread) -> None:
+    def _ask(self, log: Log, thread: PollingThread) -> None:
         now_s = self._clock.now_s()
         self._observe()
         ask = self.machine.ask(now_s) if self.machine.next_s <= now_s else None
@@ -163,18 +163,18 @@ class GpuController:
                 self._free_s = now_s + call_s
                 self.machine.asked(ask, now_s, self._free_s)
             else:
-                call_s = self._set(ask, self._setter, others)
+                call_s = self._set(ask, self._setter, thread)
             to_mhz = ask.to_mhz
             log.write(
                 AskLine(gpu=self.rank, at_s=now_s, domain=ask.domain, to_mhz=to_mhz, call_s=call_s)
             )
         self._expect()
 
-    def _set(self, ask: Ask, setter: Setter, others: PollingThread) -> float:
+    def _set(self, ask: Ask, setter: Setter, thread: PollingThread) -> float:
         """Call the driver, and note the marks that pass meanwhile; return how long it took."""
         called_s = self._clock.now_s()
         failed: Exception | None = None
-        with others.during():
+        with thread.during():
             try:
                 setter(Setting(ask.domain), ask.to_mhz)
             except (UnderclockError, OSError) as exc:  # refused, or no journal
@@ -183,7 +183,7 @@ class GpuController:
         if failed is None:
             self.machine.asked(ask, called_s, returned_s)
             if ask.to_mhz is not None and self.policy.changed and self.machine.state is State.HELD:
-                with others.during():
+                with thread.during():
                     delay_s = self._gauges.follows_s(ask.to_mhz)
                 self.policy.changed(returned_s - called_s, delay_s)
         else:
@@ -191,7 +191,7 @@ class GpuController:
         return returned_s - called_s
 
     def _observe(self) -> None:
-        """Hand the driver's readings to the machine: of locks as they are, before others come."""
+        """Hand the driver's readings to the machine: of locks as they are, before any changes."""
         gauges = self._gauges.taken()
         if not gauges and self._error == self._gauges.error:
             return
@@ -199,7 +199,7 @@ class GpuController:
         if self._error and not error:
             self._tell(f"the GPU cannot be read: {self._error}")
         for gauge in gauges:
-            # Of a dry run nothing was asked; without reasons nobody knows why clocks are others.
+            # A dry run asked for nothing; without reasons there is no telling why clocks differ.
             clocks = None if self._setter is None or gauge.reasons is None else gauge.clocks
             reasons = gauge.reasons or ThrottleReason.NONE
             self.machine.observed(clocks, reasons, gauge.at_s, power_w=gauge.power_w)
@@ -271,10 +271,8 @@ class GpuController:
             log.write(EventLine(gpu=self.rank, at_s=at_s, text=text))
 
     def flush(self, log: Log, refused: str = "") -> None:
-        """Write what is known of the last steps.
-
-        Args:
-            refused: Why another rank was refused: it holds for one that never came too.
+        """Write what is known of the last steps. `refused`: why another rank was refused: it holds
+        for one that never came too.
         """
         self._gauges.close()
         self.shown.add(self._gauges.taken())
@@ -285,7 +283,7 @@ class GpuController:
         if not has_begun and not self.over:
             why = _UNSEEN.get(self.page.state, self.page.sentence)
             if self.page.state == pages.WAITING and not Path(self.page.path).exists():
-                why = f"no step was seen: somebody removed the page of marks {self.page.path}"
+                why = f"no step was seen: the page of marks {self.page.path} was removed"
             elif self.page.state == pages.WAITING and refused:
                 why = f"no step was seen: {refused}"
             self._tell(why)
@@ -319,7 +317,7 @@ class Follow:
     ) -> None:
         self.followers, self._ranks = followers, ranks
         self._log, self._clock = log, clock
-        self._others = PollingThread(clock, [(each.polling, each.noted) for each in followers])
+        self._thread = PollingThread(clock, [(each.polling, each.noted) for each in followers])
         self._began_s, self._cpu_s = time.monotonic(), time.process_time()
 
     def next_s(self) -> float:
@@ -328,28 +326,24 @@ class Follow:
         return next_s if self._ranks is None else min(next_s, self._ranks.next_s)
 
     def wake(self, now_s: float) -> None:
-        """Do what is due.
-
-        Raises:
-            WorkDone: No trainer marks any more.
-        """
+        """Do what is due. `WorkDone`: no trainer marks any more."""
         leave_s = now_s + _TURN_S
         while True:
             if self._ranks is not None and self._ranks.next_s <= now_s:
                 words = "; ".join(filter(None, self._ranks.tend(now_s)))
                 for each in self.followers if words else ():
-                    each.told(words if each is self.followers[0] else "")
+                    each.ordered(words if each is self.followers[0] else "")
             for each in self.followers:
                 if each.next_s <= now_s:
-                    each.wake(now_s, self._log, self._others)
+                    each.wake(now_s, self._log, self._thread)
             now_s, next_s = self._clock.now_s(), self.next_s()
             if next_s > min(now_s + NEAR_S, leave_s):
                 break
             self._clock.sleep_s(next_s - now_s)
             now_s = self._clock.now_s()
         if self.followers[0].over and all(each.over for each in self.followers):
-            others = [each.over for each in self.followers if each.over != TRAINER_ENDED]
-            raise WorkDone((others or [TRAINER_ENDED])[0])
+            whys = [each.over for each in self.followers if each.over != TRAINER_ENDED]
+            raise WorkDone((whys or [TRAINER_ENDED])[0])
 
     def close(self) -> None:
         """Write what is left to write."""
@@ -391,22 +385,28 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
     plan, parts = run.plan(), run.parts()
     ranks = _ranks(plan, run, options) if isinstance(plan, JobPlan) else None
     chosen = 0 if ranks is None else ranks.job.chosen
-    opened = [_page(told.page) for told in run.gpus]
-    names = [NvmlGpu(told.index).info().name for told in run.gpus]
+    try:
+        opened = [Page.open(each.page) for each in run.gpus]
+    except OSError as exc:
+        raise DataError(
+            f"cannot open the page of marks {exc.filename}: {exc.strerror}",
+            hint="start the run anew",
+        ) from exc
+    names = [NvmlGpu(each.index).info().name for each in run.gpus]
     followers: list[GpuController] = []
     listeners: list[Booking | Metrics] = []
     if options["metrics_port"] is not None:
-        uuids, port = [told.uuid for told in run.gpus], options["metrics_port"]
+        uuids, port = [each.uuid for each in run.gpus], options["metrics_port"]
         listeners.append(Metrics(uuids, port, lambda at: followers[at].shown.energy_j))
-    boards = [(told.uuid, name) for told, name in zip(run.gpus, names, strict=True)]
+    boards = [(each.uuid, name) for each, name in zip(run.gpus, names, strict=True)]
     tally = RunTally(plan, boards, run.first, os.environ, lambda at: followers[at].shown)
     listeners += booked(tally)
     log = Log(Path(options["log"]), listeners)
     clock, paces = SystemClock(), list[float]()
     job: JobLearning | None = None
-    for rank, (told, part, page) in enumerate(zip(run.gpus, parts, opened, strict=True)):
-        setter = None if options["dry"] else gpus[told.uuid].set
-        gpu = NvmlGpu(told.index)
+    for rank, (held, part, page) in enumerate(zip(run.gpus, parts, opened, strict=True)):
+        setter = None if options["dry"] else gpus[held.uuid].set
+        gpu = NvmlGpu(held.index)
         # What comes after waiting begins at the clock to wait at, until its mark is seen.
         cores_mhz = gpu.supported_core_mhz(max(gpu.supported_mem_mhz(), default=None))
         if setter is not None:
@@ -434,13 +434,8 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
         # Arms are compared by the energy of single steps; a dry run has nothing to compare.
         compares = bool(options["arms"]) or job is not None
         closely_s = math.inf if compares else 0.0 if options["dry"] else _LEARNING_S
-        gauges = Gauges(
-            gpu,
-            clock,
-            closely_s=closely_s,
-            exactly=compares,
-            limit_w=gpu.info().power_limit_w,
-        )
+        limit_w = gpu.info().power_limit_w
+        gauges = Gauges(gpu, clock, closely_s=closely_s, exactly=compares, limit_w=limit_w)
         followers.append(
             GpuController(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
@@ -475,15 +470,6 @@ def _ranks(plan: JobPlan, run: Run, options: Mapping[str, Any]) -> JobRanks:
         return JobRanks(JobPolicy(plan, window=window))
     from underclock.runtime.controller import nodes  # noqa: PLC0415 - of several machines
 
-    kind = nodes.ToldRanks if run.first else nodes.DecidingRanks
+    kind = nodes.OrderedRanks if run.first else nodes.DecidingRanks
     job = JobPolicy(plan, window=window, ahead=nodes.AHEAD)
     return kind(job, tuple(options["leader"]), digest_of(plan))
-
-
-def _page(path: str) -> Page:
-    try:
-        return Page.open(path)
-    except OSError as exc:
-        raise DataError(
-            f"cannot open the page of marks {path}: {exc.strerror}", hint="start the run anew"
-        ) from exc

@@ -57,7 +57,7 @@ class Gauge:
 
 
 class EnergyCounterSampler:
-    """Tells when an energy counter climbs, and to what, with few questions.
+    """Finds when an energy counter climbs, and to what, with few questions.
 
     On an H200 a question takes 5 ms of a core. So how often the counter climbs is learned once;
     from then on one is asked just before a climb is due, and one or two just after. Climbs there
@@ -115,13 +115,10 @@ class EnergyCounterSampler:
 
 
 class Gauges:
-    """Reads one GPU until it is closed.
-
-    Args:
-        closely_s: For how long it is read often to begin with.
-        exactly: Whether the energy counter is read as it climbs, every fourth time. Counters climb
-            ten times a second, so that any other reading is up to a tenth of a second old: 1 % of
-            four seconds.
+    """Reads one GPU until it is closed. `closely_s`: for how long it is read often to begin with.
+    `exactly`: whether the energy counter is read as it climbs, every fourth time. Counters climb
+    ten times a second, so that any other reading is up to a tenth of a second old: 1 % of four
+    seconds.
     """
 
     def __init__(
@@ -285,7 +282,7 @@ class TelemetryBuffer:
                 self.limits += last_w != gauge.limit_w
                 if last_w is not None and last_w != gauge.limit_w:
                     words.append(
-                        f"somebody changed the power limit from {last_w:g} to {gauge.limit_w:g} W, "
+                        f"the power limit was changed from {last_w:g} to {gauge.limit_w:g} W, "
                         "and the plan is for the first: plan again for the other"
                     )
         return tuple(filter(None, words))

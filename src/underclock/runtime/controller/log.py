@@ -37,7 +37,7 @@ _LEFT_OUT, _LEAST = 2, 5  # steps at a beginning, where clocks move; and of thos
 class Log:
     """The file of a run. What cannot be written is left out: training matters more.
 
-    Lines are gathered until somebody has the time to write them.
+    Lines are gathered until there is time to write them.
 
     Attributes:
         lost: Lines that could not be written.
@@ -167,9 +167,9 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
     ends = [line for line in lines if isinstance(line, EndLine)]
     followed = [line for line in steps if line.state == State.FOLLOWING]
     counted = followed or steps
-    told = list(_told(followed))
-    errors_s = [(abs(each_s), count) for line, count in told for each_s in line.error_s]
-    late_s = [(each_s, count) for line, count in told for each_s in line.late_s]
+    seen = list(_seen_changes(followed))
+    errors_s = [(abs(each_s), count) for line, count in seen for each_s in line.error_s]
+    late_s = [(each_s, count) for line, count in seen for each_s in line.late_s]
     wall_s = sum(line.wall_s for line in ends)
     return RunSummary(
         run=run,
@@ -181,7 +181,7 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
         step_s=_quantile([(line.time_s, line.steps) for line in counted], _P50),
         step_j=_step_j(counted),
         asks=sum(isinstance(line, AskLine) for line in lines) / _count(steps) if steps else None,
-        hits=_hits(told),
+        hits=_hits(seen),
         error_p50_s=_quantile(errors_s, _P50),
         error_p99_s=_quantile(errors_s, _P99),
         late_p50_s=_quantile(late_s, _P50),
@@ -276,16 +276,16 @@ def _step_j(lines: Sequence[StepLine]) -> float | None:
     return sum(each_j * steps for each_j, steps in known) / count if known else None
 
 
-def _hits(told: Sequence[tuple[StepLine, int]]) -> float | None:
+def _hits(seen: Sequence[tuple[StepLine, int]]) -> float | None:
     """Return the part of planned changes that came in time; each step stands for so many."""
-    planned = sum(line.planned * count for line, count in told)
-    return sum((line.hits or 0) * count for line, count in told) / planned if planned else None
+    planned = sum(line.planned * count for line, count in seen)
+    return sum((line.hits or 0) * count for line, count in seen) / planned if planned else None
 
 
-def _told(steps: Sequence[StepLine]) -> Iterator[tuple[StepLine, int]]:
-    """Yield the steps whose changes are told, and for how many each stands: those before it too.
+def _seen_changes(steps: Sequence[StepLine]) -> Iterator[tuple[StepLine, int]]:
+    """Yield the steps whose changes were seen, and for how many each stands: those before it too.
 
-    All first steps are told, while they are learned, and few of the later ones.
+    All first steps are, while they are learned, and few of the later ones.
     """
     waiting: defaultdict[int, int] = defaultdict(int)
     for line in steps:
@@ -324,12 +324,8 @@ class Metrics:
 
     What OpenTelemetry's semantic conventions for hardware name is called as there (``hw.energy``,
     ``hw.power``, ``hw.temperature``, with ``hw.id`` and ``hw.type``); they know no GPU's clocks.
-
-    Args:
-        energy_j: Returns what a GPU drew so far; ``None`` where that is not known.
-
-    Raises:
-        NotSupportedError: The port is taken, or prometheus_client is not installed.
+    `energy_j`: returns what a GPU drew so far; ``None`` where that is not known.
+    `NotSupportedError`: the port is taken, or prometheus_client is not installed.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Controllers of one job on several machines: one decides, and all do what it says.
 
-The controller of rank 0 listens where the run was told to, the others connect. Each tells what its
-ranks' iterations took; orders come back with the iteration from which all ranks take them up
-together. Nobody waits for the network: connections are looked at now and then.
+The controller of rank 0 listens at the run's ``--leader``, and each other one connects. They send
+what their ranks' iterations took; orders come back with the iteration from which all ranks take
+them up together. No controller waits for the network: connections are polled.
 
 Clocks are set and given back by each machine for itself. Who hears nothing of the other side for
 `SILENT_S`, or finds the connection closed, leaves its clocks to the driver for good. Before all
@@ -135,10 +135,10 @@ class DecidingRanks(JobRanks):
             return ""
         at = None if self.job.over else self._iteration + AHEAD
         label = self.job.stage.name.lower()
-        told = _Ordered(order, at, label)
+        ordered = _Ordered(order, at, label)
         for link in list(self._links):
             try:
-                link.send(msgspec.to_builtins(told))
+                link.send(msgspec.to_builtins(ordered))
             except Gone:  # it is noticed when it is looked at next
                 continue
         return self.follow(order, label, at)
@@ -155,14 +155,14 @@ class DecidingRanks(JobRanks):
         for link in list(self._links):
             try:
                 for message in link.received(now_s):
-                    yield from filter(None, self._told(link, message))
+                    yield from filter(None, self._heard(link, message))
             except (Gone, msgspec.ValidationError) as exc:
                 self._links.remove(link)
                 link.close()
                 if link.ranks:
                     yield self.lost(link.ranks[0], f"its machine is lost: {exc}")
 
-    def _told(self, link: _Link, message: Message) -> Iterator[str]:
+    def _heard(self, link: _Link, message: Message) -> Iterator[str]:
         if not link.ranks:
             joins = msgspec.convert(message, _Joins)
             known = {*self.own, *(rank for each in self._links for rank in each.ranks)}
@@ -181,16 +181,16 @@ class DecidingRanks(JobRanks):
             ranks = ", ".join(map(str, joins.ranks))
             yield f"ranks {ranks} joined from {link.connection.getpeername()[0]}"
             return
-        told = msgspec.convert(message, _Iterated)
-        if told.rank not in link.ranks:
-            raise Gone(f"it spoke of rank {told.rank}, which is another machine's")
-        if told.lost:
-            yield self.lost(told.rank, told.lost)
+        report = msgspec.convert(message, _Iterated)
+        if report.rank not in link.ranks:
+            raise Gone(f"it spoke of rank {report.rank}, which is another machine's")
+        if report.lost:
+            yield self.lost(report.rank, report.lost)
             return
-        self._iteration = max(self._iteration, told.iteration)
-        self.job.armed(told.rank)
+        self._iteration = max(self._iteration, report.iteration)
+        self.job.armed(report.rank)
         yield self.carry_out(
-            self.job.passed(told.rank, told.time_s, told.busy_s, stalled=told.stalled)
+            self.job.passed(report.rank, report.time_s, report.busy_s, stalled=report.stalled)
         )
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class DecidingRanks(JobRanks):
         self._server.close()
 
 
-class ToldRanks(JobRanks):
+class OrderedRanks(JobRanks):
     """The ranks of a machine whose controller does what another one, at an address, decides."""
 
     def __init__(self, job: JobPolicy, address: tuple[str, int], digest: str) -> None:
@@ -221,15 +221,15 @@ class ToldRanks(JobRanks):
         self.next_s = 0.0
 
     def passed(self, rank: int, step: PassedStep, iteration: int) -> str:
-        """Tell of an iteration; what comes of it is heard later."""
-        told = _Iterated(rank, iteration, step.time_s, step.busy_s, step.stalled_s > 0.0)
-        return self._tell(told)
+        """Report an iteration; what comes of it is heard later."""
+        report = _Iterated(rank, iteration, step.time_s, step.busy_s, step.stalled_s > 0.0)
+        return self._send(report)
 
     def lost(self, rank: int, why: str) -> str:
-        """Go to auto with all ranks of this machine at once, and tell."""
+        """Go to auto with all ranks of this machine at once, and report that."""
         if self._over:
             return ""
-        self._tell(_Iterated(rank, lost=why))
+        self._send(_Iterated(rank, lost=why))
         return self._leave(f"rank {rank}: {why}")
 
     def tend(self, now_s: float) -> Iterator[str]:
@@ -265,22 +265,22 @@ class ToldRanks(JobRanks):
             self._socket = None
         return False
 
-    def _tell(self, told: _Iterated) -> str:
+    def _send(self, report: _Iterated) -> str:
         if self._link is not None:
             with contextlib.suppress(Gone):  # it is noticed when it is looked at next
-                self._link.send(msgspec.to_builtins(told))
+                self._link.send(msgspec.to_builtins(report))
         return ""
 
     def _do(self, message: Message) -> str:
         if "refused" in message:
             raise Gone(str(message["refused"]))
-        told = msgspec.convert(message, _Ordered)
-        points = told.order.points
+        report = msgspec.convert(message, _Ordered)
+        points = report.order.points
         if len(points) <= max(self.own) or not all(
             each is None or 0 <= each < len(self.job.points) for each in points
         ):
             raise Gone("it ordered what the plan has not")
-        return self.follow(told.order, told.label, told.from_iteration)
+        return self.follow(report.order, report.label, report.from_iteration)
 
     def _leave(self, why: str) -> str:
         """Leave the clocks of this machine's ranks to the driver for good."""

@@ -2,7 +2,7 @@
 
 Every poll wakes this process, which costs some 50 µs of processor before anything is done. So one
 polls when a mark is expected, and, where it is not there, again a little later. When a mark was
-reached is told from the last poll at which it was not there, the first at which it was, and when
+reached follows from the last poll at which it was not there, the first at which it was, and when
 it was expected. Now and then a step is seen closely, without that last resort.
 """
 
@@ -37,7 +37,7 @@ and elsewhere, as a part of how far off that is."""
 def wake_on_time() -> None:
     """Have the system wake this thread when it asks to be, and threads that it starts.
 
-    Linux lets a sleeper sleep on for 50 µs, to save wake-ups that it has in common with others.
+    Linux lets a sleeper sleep on for 50 µs, to have several wake-ups at once.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
@@ -91,7 +91,7 @@ class Polling:
         self._choose_next(now_s)
 
     def expect_after(self, mark: int, at_s: float) -> None:
-        """Expect the mark after one that was reached then, before anybody is told of that."""
+        """Expect the mark after one that was reached then, before its reader hears of that."""
         self.expect(self.position.after_s(mark - 1, at_s), self._polled_s)
 
     def _choose_next(self, now_s: float) -> None:
@@ -121,7 +121,7 @@ class Polling:
 class PollingThread:
     """A thread that notes the marks of all pages while this process waits for a setter.
 
-    Each page has who is told of its marks.
+    Each page has a function that takes its marks.
     """
 
     def __init__(self, clock: Clock, pages: Sequence[tuple[Polling, Tell]]) -> None:

@@ -28,8 +28,8 @@ from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.undo.guarded_gpu import (
     GuardedGpu,
     Undone,
-    notes_on_others,
-    refuse_beside_others,
+    foreign_control_notes,
+    refuse_foreign_control,
 )
 from underclock.runtime.undo.ownership import Process, runtime_folder
 from underclock.runtime.undo.watchdog_process import WatchdogProcess
@@ -51,11 +51,7 @@ class Work(Protocol):
         ...
 
     def wake(self, now_s: float) -> None:
-        """Do what is due.
-
-        Raises:
-            WorkDone: There is nothing more to do.
-        """
+        """Do what is due. `WorkDone`: there is nothing more to do."""
         ...
 
 
@@ -74,9 +70,7 @@ Setter = Callable[[Setting, float | None], None]
 
 def try_clocks(setter: Setter, some: Collection[Clocks]) -> None:
     """Set and give back each clock that some are to be held at, so that a refusal is known at once.
-
-    Raises:
-        NotPermittedError: A clock cannot be set.
+    `NotPermittedError`: a clock cannot be set.
     """
     for domain in Domain:
         held_mhz = [mhz for each in some if (mhz := mhz_of(each, domain)) is not None]
@@ -111,7 +105,7 @@ def control(
         OwnedError: Another process sets one of the GPUs.
         UnderclockError: It cannot begin, or the work fails; everything was undone.
     """
-    notes = notes_on_others()
+    notes = foreign_control_notes()
     with asked_to_end() as asked:
         armed: dict[str, GuardedGpu] = {}
         undone: tuple[Undone, ...] = ()
@@ -141,11 +135,11 @@ class _Ends(NamedTuple):
     asked: socket.socket  # where signals to this process arrive as bytes
 
     def why(
-        self, watchdog: WatchdogProcess, wait_s: float = 0.0, others: tuple[int, ...] = ()
+        self, watchdog: WatchdogProcess, wait_s: float = 0.0, more: tuple[int, ...] = ()
     ) -> str | None:
         """Wait for an end or a message; return why it ends, if it does."""
         signals = self.asked.fileno()
-        heard = [self.trainer, signals, watchdog.fileno(), *others]
+        heard = [self.trainer, signals, watchdog.fileno(), *more]
         ready, _, _ = select.select(heard, [], [], wait_s)
         if self.trainer in ready:
             return TRAINER_ENDED
@@ -161,17 +155,17 @@ def _until_end(work: Work, watchdog: WatchdogProcess, ends: _Ends) -> str:
             now_s = time.monotonic()
             # Without a watchdog nothing more is set; what is set stays until there is another.
             due_s = math.inf
-            others: tuple[int, ...] = ()
+            more: tuple[int, ...] = ()
             if watchdog.watches:
-                due_s, others = work.next_s(), work.waits_on
-            why = ends.why(watchdog, max(0.0, min(due_s, watchdog.next_s) - now_s), others)
+                due_s, more = work.next_s(), work.waits_on
+            why = ends.why(watchdog, max(0.0, min(due_s, watchdog.next_s) - now_s), more)
             if why is not None:
                 return why
             now_s = time.monotonic()
             if now_s < due_s or now_s >= watchdog.next_s:  # else it has said nothing
                 watchdog.poll(now_s)
             if watchdog.watches and (
-                now_s >= due_s or (others and select.select(others, [], [], 0.0)[0])
+                now_s >= due_s or (more and select.select(more, [], [], 0.0)[0])
             ):
                 work.wake(now_s)
     except WorkDone as done:
@@ -216,7 +210,7 @@ def carry_out(order: Mapping[str, Any], watchdog: WatchdogProcess, tell: Tell) -
     session = ExitStack()
     atexit.register(session.close)  # GPUs are read until all is written
     session.enter_context(nvml_session())
-    refuse_beside_others(order["gpus"])
+    refuse_foreign_control(order["gpus"])
     begin: Begin = getattr(importlib.import_module(module), name)
     return control(
         [settable_gpu(uuid) for uuid in order["gpus"]],

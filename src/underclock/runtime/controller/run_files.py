@@ -60,9 +60,9 @@ class RunFile(Record, frozen=True, kw_only=True):
 class Run:
     """The files of a run."""
 
-    def __init__(self, folder: Path, told: RunFile) -> None:
-        self.folder, self.gpus, self.first = folder, told.gpus, told.first
-        self._world = told.world
+    def __init__(self, folder: Path, body: RunFile) -> None:
+        self.folder, self.gpus, self.first = folder, body.gpus, body.first
+        self._world = body.world
 
     @classmethod
     def create(
@@ -100,7 +100,7 @@ class Run:
                 write_document(folder / _PLAN, plan)
             (folder / _PARTS).write_bytes(msgspec.json.encode(parts))
             digest, job = digest_of(plan), plan.job if isinstance(plan, JobPlan) else None
-            told: list[RunGpu] = []
+            listed: list[RunGpu] = []
             sites: tuple[tuple[str, str, int, int], ...] = ()
             if simulated and learns and step is not None:
                 passes = [step.kernels[kernel].pass_ for kernel in step.order]
@@ -118,7 +118,7 @@ class Run:
                 path = pages_in / f"{rank}.page"
                 marks = tuple(range(MOST_PLACES)) if learns else part.marks
                 Page.create(path, digest=bytes.fromhex(digest), marks=marks).close()
-                told.append(
+                listed.append(
                     RunGpu(
                         uuid=uuid,
                         index=index,
@@ -132,7 +132,7 @@ class Run:
             body = RunFile(
                 version=pages.VERSION,
                 digest=digest,
-                gpus=tuple(told),
+                gpus=tuple(listed),
                 world=len(job.ranks) if job else 0,
                 first=first,
                 schedule=job.schedule if job else "",
@@ -154,16 +154,12 @@ class Run:
 
     @property
     def steps(self) -> Path:
-        """Where the controller notes steps, unless it is told otherwise."""
+        """Where the controller notes steps, unless the user names a file."""
         return self.folder / _STEPS
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        """Return the files of a run that another process made.
-
-        Raises:
-            DataError: They are none.
-        """
+        """Return the files of a run that another process made. `DataError`: they are none."""
         try:
             body = msgspec.json.decode((folder / _RUN).read_bytes(), type=RunFile)
         except (OSError, msgspec.DecodeError) as exc:
@@ -186,10 +182,8 @@ class Run:
 
 
 def read_plan(path: Path) -> Plan | JobPlan:
-    """Return a plan of one GPU or of a job, whichever a file holds.
-
-    Raises:
-        DataError: It is neither, or cannot be read.
+    """Return a plan of one GPU or of a job, whichever a file holds. `DataError`: it is neither, or
+    cannot be read.
     """
     if kind_of(path) == "job plan":
         return read_document(path, JobPlan)

@@ -5,12 +5,10 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from underclock.errors import DataError, DeviceError, UnderclockError
@@ -18,7 +16,6 @@ from underclock.hw.interrupts import raise_lost_interrupt
 from underclock.runtime.undo.ownership import (
     RUNTIME_DIR,
     Process,
-    StoppedPoll,
     family_of,
     runtime_folder,
     say,
@@ -54,12 +51,12 @@ class ControllerProcess:
     """
 
     def __init__(
-        self, process: "subprocess.Popen[bytes]", told: IO[bytes], gpus: Sequence[str] = ()
+        self, process: "subprocess.Popen[bytes]", messages: IO[bytes], gpus: Sequence[str] = ()
     ) -> None:
         self.process = process
         self.undone: tuple[Undone, ...] = ()
-        self._told, self._gpus = told, gpus
-        self._stopped = StoppedPoll(process.pid)
+        self._messages, self._gpus = messages, gpus
+        self._running, self._was_stopped = Process.of(process.pid), False
         self._heard = b""  # of a line that is not whole yet
 
     @classmethod
@@ -70,7 +67,7 @@ class ControllerProcess:
         work: str,
         options: Mapping[str, Any],
         trainer_pid: int | None = None,
-        told_on: int = subprocess.DEVNULL,
+        stdin: int = subprocess.DEVNULL,
     ) -> Self:
         """Start one, without waiting for it.
 
@@ -78,7 +75,7 @@ class ControllerProcess:
             gpus: Which it may set, by UUID.
             work: What it does, as ``module:name``, with ``options``.
             trainer_pid: Whose end is its end; by default this process's.
-            told_on: What it reads as its standard input.
+            stdin: What it reads as its standard input.
 
         Raises:
             InterruptedBySignal: A signal asked this command to end, and that got lost.
@@ -92,7 +89,7 @@ class ControllerProcess:
         }
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _CODE, json.dumps(order)],
-            stdin=told_on,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,  # a terminal's Ctrl-C is for those who asked, and they end it
@@ -103,21 +100,14 @@ class ControllerProcess:
 
     def armed(self) -> Mapping[str, Any]:
         """Wait until everything is armed and the work has begun; return what was undone first.
-
-        Raises:
-            UnderclockError: It refused; everything is as it was found.
+        `UnderclockError`: it refused; everything is as it was found.
         """
         return self._next("armed", ARMED_S)
 
     def ended(self, longest_s: float = ENDED_S) -> Mapping[str, Any]:
-        """Wait until it has ended; return why, and what was undone.
-
-        Args:
-            longest_s: After so long it is killed, and its watchdog undoes; infinite where a person
-                ends it.
-
-        Raises:
-            UnderclockError: It failed; what it set was undone, or the error says what was not.
+        """Wait until it has ended; return why, and what was undone. `longest_s`: after so long it
+        is killed, and its watchdog undoes; infinite where a person ends it. `UnderclockError`: it
+        failed; what it set was undone, or the error says what was not.
         """
         return self._next("ended", longest_s)
 
@@ -128,17 +118,17 @@ class ControllerProcess:
 
     def fileno(self) -> int:
         """Return what to wait on for its messages."""
-        return self._told.fileno()
+        return self._messages.fileno()
 
     def close(self) -> None:
         """Wait until its process has ended, and listen no more."""
         code_of(self.process, _LAST_S)
-        self._told.close()
-        self._stopped.close()
+        self._messages.close()
 
     def poll(self) -> None:
         """See to what is set where it is stopped, and its watchdog does not act; call it often."""
-        if self._stopped.lasts():
+        before, self._was_stopped = self._was_stopped, bool(self._running and self._running.stopped)
+        if before and self._was_stopped:  # a container may be resuming
             self.undo()
 
     def undo(self) -> None:
@@ -173,14 +163,13 @@ class ControllerProcess:
         )
 
     def _line(self, until_s: float) -> bytes:
-        told = self._told.fileno()
         while b"\n" not in self._heard:
             if time.monotonic() >= until_s:
                 return b""
-            if not can_be_read([told], POLL_S):
+            if not select.select([self], [], [], POLL_S)[0]:
                 self.poll()
             else:
-                chunk = os.read(told, _CHUNK)
+                chunk = os.read(self.fileno(), _CHUNK)
                 if not chunk:
                     return b""
                 self._heard += chunk
@@ -232,10 +221,8 @@ def _say(message: Mapping[str, Any]) -> None:
 
 
 def code_of(child: "subprocess.Popen[bytes]", longest_s: float) -> int | None:
-    """Return the code that a child ends with; it is killed where it does not end in time.
-
-    Returns:
-        The code; ``None`` where the kernel does not let go of it.
+    """Return the code that a child ends with; it is killed where it does not end in time. Returns
+    the code; ``None`` where the kernel does not let go of it.
     """
     for each_s in (longest_s, _LAST_S):
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -278,34 +265,3 @@ def _signal(processes: Sequence[Process], number: signal.Signals) -> None:
     for each in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(each.pid, number)
-
-
-def can_be_read(fds: Sequence[int], timeout_s: float) -> list[int]:
-    """Return which descriptors can be read, as soon as one can or the time is up.
-
-    In the main thread, what a signal's handler raises is raised here.
-    """
-    with _woken_by_signals() as woken:
-        ready, _, _ = select.select([*fds, *woken], [], [], timeout_s)
-    return [fd for fd in ready if fd in fds]
-
-
-@contextlib.contextmanager
-def _woken_by_signals() -> Iterator[list[int]]:
-    """Yield what can be read once a signal came; nothing where another thread takes them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield []
-        return
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        try:
-            yield [ours.fileno()]
-        finally:
-            signal.set_wakeup_fd(before)
-            with contextlib.suppress(OSError):  # as an event loop wakes who waited before us
-                numbers = ours.recv(_CHUNK)
-                if before >= 0:
-                    os.write(before, numbers)

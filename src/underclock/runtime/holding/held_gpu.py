@@ -82,10 +82,8 @@ class Holding:
         return str(ended["why"])
 
     def end(self) -> tuple[str, ...]:
-        """Give everything back; return what was put back, as sentences.
-
-        Raises:
-            UnderclockError: Something stays set; the error says what.
+        """Give everything back; return what was put back, as sentences. `UnderclockError`:
+        something stays set; the error says what.
         """
         if self._over:
             return ()
@@ -117,10 +115,10 @@ def _kept(
     *,
     work: str,
     options: Mapping[str, Any],
-    told_on: int = subprocess.DEVNULL,
+    stdin: int = subprocess.DEVNULL,
 ) -> Iterator[Holding]:
     """Have a controller hold a GPU for the length of a block; as `ControllerProcess.start`."""
-    controller = ControllerProcess.start([gpu.uuid()], work=work, options=options, told_on=told_on)
+    controller = ControllerProcess.start([gpu.uuid()], work=work, options=options, stdin=stdin)
     try:
         held = Holding(gpu, asked, warnings, controller)
         try:
@@ -238,7 +236,7 @@ def governor(
         stack.callback(os.close, reads)
         stack.callback(os.close, writes)
         options = {"plan": file.name, "latency_s": latency_s, "index": index}
-        kept = _kept(opened, {}, warnings, work=_GOVERN, options=options, told_on=reads)
+        kept = _kept(opened, {}, warnings, work=_GOVERN, options=options, stdin=reads)
         governing = stack.enter_context(kept)
         try:
             yield hook

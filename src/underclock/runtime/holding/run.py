@@ -6,6 +6,7 @@ A run has files, a controller that holds the clocks in a process of its own, and
 import math
 import os
 import secrets
+import select
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,6 @@ from underclock.runtime.controller.starting import (
     HURRIED_S,
     POLL_S,
     ControllerProcess,
-    can_be_read,
     code_of,
     end_family,
 )
@@ -61,7 +61,7 @@ _MOST_CALLS = 0.5  # of a step, of all GPUs: with eight, calls that take 0.7 of 
 _SCALARS_EVERY_S = 1.0
 _GRACE_S = 3.0  # from asking a command to end to killing it
 # Waits for a byte on its pipe, and becomes the command: so the controller knows it beforehand.
-# Whoever is interrupted before that just ends.
+# Interrupted before that, it just ends.
 _GATE = (
     "import os, sys, _signal as s; "
     "s.getsignal(2) is s.default_int_handler and s.signal(2, s.SIG_DFL); "
@@ -103,8 +103,8 @@ class HowToRun:
         max_slowdown: Most time over auto's, as a fraction, that clocks may cost which are learned.
         step: That a simulated GPU executes where there is no plan.
         live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
-        tell: Told what a reader should know as it goes on; by default stderr is.
-        ended: Told at the end how it went, whatever ended it; by default ``tell`` has one line.
+        tell: Takes what a reader should know as it goes on; by default to stderr.
+        ended: Takes how it went, whatever ended it; by default ``tell`` has one line.
     """
 
     gpus: tuple[str, ...] = ()
@@ -219,11 +219,7 @@ class HeldRun:
         return environment
 
     def start(self, trainer_pid: int) -> None:
-        """Start the controller, and wait until everything is armed.
-
-        Raises:
-            UnderclockError: It refuses.
-        """
+        """Start the controller, and wait until all is armed. `UnderclockError`: it refuses."""
         self._process = ControllerProcess.start(
             self._set,
             work=_WORK,
@@ -250,7 +246,7 @@ class HeldRun:
         clock, live_s = SystemClock(), self._how.live_s or math.inf
         live_at_s = clock.now_s() + live_s
         try:
-            while pidfd not in (ready := can_be_read(listening, POLL_S)):
+            while pidfd not in (ready := select.select(listening, [], [], POLL_S)[0]):
                 raise_lost_interrupt()
                 if ready:
                     self._hear()
@@ -301,10 +297,8 @@ class HeldRun:
     def scalars(self, gpu: int = 0) -> dict[str, float]:
         """Return how the last steps went, for a logger; empty before there was one.
 
-        It may be asked for every step: the log is read once a second at most.
-
-        Args:
-            gpu: Which of the run's.
+        It may be asked for every step: the log is read once a second at most. `gpu`: which of the
+        run's.
         """
         now_s = SystemClock().now_s()
         if now_s >= self._scalars_s + _SCALARS_EVERY_S:
@@ -325,7 +319,7 @@ class HeldRun:
         if self._process is None:
             return
         if self._code is None:  # else it knows that the command has ended
-            self._asked = not can_be_read([self._process.fileno()], 0.0)  # it said nothing yet
+            self._asked = not select.select([self._process], [], [], 0.0)[0]  # it said nothing yet
             if self._asked:
                 self._process.process.terminate()
         words = self._hear()
@@ -436,8 +430,8 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
         raise UsageError(
             f"the job has {count} ranks and {len(gpus)} GPUs are named"
             + (f", for ranks {first} to {last}" if first else ""),
-            hint="name one for each rank of this machine, in their order; where others have the "
-            "rest: --first-rank and --leader",
+            hint="name one for each rank of this machine, in their order; where more machines have "
+            "the rest: --first-rank and --leader",
         )
     parts = parts_of(plan)
 

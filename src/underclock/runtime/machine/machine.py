@@ -37,11 +37,8 @@ _SENSIBLE_STEPS = 2  # whole steps whose marks made sense, until they are believ
 
 
 class Machine:
-    """Follows a timetable.
-
-    Args:
-        first: What clocks are held as it begins.
-        low_mhz: Core clock to wait at while the step stands still; ``None`` changes nothing then.
+    """Follows a timetable. `first`: what clocks are held as it begins. `low_mhz`: core clock to
+    wait at while the step stands still; ``None`` changes nothing then.
     """
 
     def __init__(
@@ -95,11 +92,7 @@ class Machine:
             self._enter(State.HELD)
 
     def saw(self, mark: int, at_s: float, steps: int | None = None) -> None:
-        """Take note of the page.
-
-        Args:
-            steps: Number of its step; ``None`` where steps are not counted.
-        """
+        """Take note of the page; of its step's number, ``None`` where steps are not counted."""
         position = self.position
         # Now and then a step stands still, and a median does not mind; one that always does is so.
         learned = {State.FOLLOWING, State.STALLED, State.HELD}

@@ -2,7 +2,7 @@
 
 A job warms up first. Then every round holds one block of each arm, in an order that is drawn, and
 the next round in the reverse one: drift falls on all alike, no arm always follows the same one,
-and none comes first more often than others. The first steps of a block are left out, for clocks and
+and each comes first as often. The first steps of a block are left out, for clocks and
 heat move. Time and energy are those of all other steps of a block together, however many of them
 were seen one by one. Differences are taken within a round, so that what changes from round to
 round cancels. Where what was seen cannot be, there is no verdict.
@@ -42,10 +42,8 @@ class ArmName(StrEnum):
 
 def parse_arms(text: str, *, has_fixed: bool) -> tuple[ArmName, ...]:
     """Read what a user writes after ``--compare``; ``auto,auto`` shows what comparing errs by.
-
-    Raises:
-        UsageError: An arm that is not known, twice the same, one that is not to be had, or nothing
-            to compare.
+    `UsageError`: an arm that is not known, twice the same, one that is not to be had, or nothing to
+    compare.
     """
     names = [part.strip() for part in text.split(",") if part.strip()]
     if names == [ArmName.AUTO, ArmName.AUTO]:
@@ -75,7 +73,7 @@ class Block:
 
     steps: int = 0  # how many
     time_s: float = 0.0  # of all
-    energy_j: float | None = 0.0  # of all; None where it could not be told of one
+    energy_j: float | None = 0.0  # of all; None where one is unknown
 
     def add(self, step: PassedStep, energy_j: float | None) -> None:
         """Count a step, or some in a row."""
@@ -137,11 +135,9 @@ class Arms:
         return self.warming + rounds * len(self.names) * self.block
 
     def stepped(self, step: PassedStep, energy_j: float | None) -> ArmName | None:
-        """Take note of a step; return whose block begins with the next one, where one does.
-
-        Args:
-            step: That ended. One that was interrupted does not count, and the block is no longer.
-            energy_j: Of it, the mean of some in a row; ``None`` where it could not be told.
+        """Take note of a step; return whose block begins with the next one, where one does. `step`:
+        that ended. One that was interrupted does not count, and the block is no longer. `energy_j`:
+        of it, the mean of some in a row; ``None`` where it is unknown.
         """
         self.seen += step.steps
         self.counted &= step.counted
@@ -156,10 +152,8 @@ class Arms:
         return self.arm
 
     def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmLine, ...]:
-        """Compare every arm with auto, over the rounds in which both ran.
-
-        Args:
-            expected: What must fit before there is a verdict; by default nothing but rounds.
+        """Compare every arm with auto, over the rounds in which both ran. `expected`: what must fit
+        before there is a verdict; by default nothing but rounds.
         """
         from underclock.core.statistics.verdict import judge, paired_change  # noqa: PLC0415
 

@@ -4,9 +4,9 @@ What a step takes at auto is measured on the job itself: for a window of steps a
 again before anything is held against the plan, for jobs become slower by themselves too. A plan
 that is slower than its budget is left for one without its least-paying segments; if that is slower
 as well, one pair of clocks is held. Where that keeps the budget it is switching that slows the job,
-and the pair stays; else clocks are left to the driver until somebody asks.
+and the pair stays; else clocks are left to the driver until the user asks.
 
-Whoever drives it tells every step and does what `stage` says. It stands on the standard library
+Its driver hands it every step and does what `stage` says. It stands on the standard library
 alone: it judges while clocks are held, and what loads NumPy then leaves them for half a second.
 """
 
@@ -75,10 +75,8 @@ class Guard:
     def stepped(self, time_s: float, *, stalled: bool = False) -> str:
         """Take note of a step; return why something was decided, with numbers, where it was.
 
-        `stage` says what to do from now on, and `finding` why.
-
-        Args:
-            stalled: Whether it stood still or was not of one stage; it is not counted then.
+        `stage` says what to do from now on, and `finding` why. `stalled`: whether it stood still or
+        was not of one stage; it is not counted then.
         """
         if self._skipped < _SETTLING:
             self._skipped += 1

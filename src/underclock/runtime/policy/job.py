@@ -203,8 +203,8 @@ class JobPolicy:
         replica = max(self._slow, key=lambda each: self._slow[each])
         return (
             f"replica {replica} computes {format_percent(self._slow[replica])} slower than the "
-            f"others and makes iterations {format_percent(self._pace - 1.0)} longer: the others "
-            "may be as slow"
+            f"rest and makes iterations {format_percent(self._pace - 1.0)} longer: the rest may be "
+            "as slow"
         )
 
     def _slowness(
@@ -256,7 +256,7 @@ class JobPolicy:
     def _point(self, replica: int) -> int:
         """Return the slowest plan that lets a replica keep up with the slowest one.
 
-        One that only seems slower sets nobody's pace, and gets no more time than it seems to have.
+        One that only seems slower sets no pace, and gets no more time than it seems to have.
         """
         pace = self._target / (1.0 + self._share * self._behind.get(replica, 0.0))
         limit_s = self.points[self.chosen].time_s * pace * (1.0 + _ROUNDING)

@@ -81,7 +81,7 @@ class Policy:
         return ""
 
     def lost(self, why: str) -> str:
-        """Take note that nobody marks steps any more; return words for the log, if any."""
+        """Take note that no process marks steps any more; return words for the log, if any."""
         del why
         return ""
 
@@ -141,7 +141,7 @@ class Guarded(Policy):
         return self._guard.stage in {Stage.PLAN, Stage.REDUCED}
 
     def passed(self, step: PassedStep) -> str:
-        """Let the guard judge the step; one that may be several tells nothing."""
+        """Let the guard judge the step; one that may be several says nothing."""
         if not step.counted:
             return ""
         words = self._guard.stepped(step.time_s, stalled=step.stalled_s > 0.0)

@@ -212,8 +212,8 @@ class _Finder:
         """Let the other finders find PyTorch, and note when it is loaded; looking loads none."""
         if name != "torch":
             return None
-        others = (getattr(each, "find_spec", None) for each in sys.meta_path if each is not self)
-        specs = (find(name, path, target) for find in others if find is not None)
+        finders = (getattr(each, "find_spec", None) for each in sys.meta_path if each is not self)
+        specs = (find(name, path, target) for find in finders if find is not None)
         spec = next(filter(None, specs), None)
         loader: Any = None if spec is None else spec.loader
         if loader is not None:

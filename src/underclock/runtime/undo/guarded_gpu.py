@@ -81,11 +81,7 @@ class JournalFile:
         self._aside = ""  # under which ending it is to be set aside; empty where it can be used
 
     def read(self) -> Journal | None:
-        """Return what is on disk; ``None`` where there is none.
-
-        Raises:
-            DataError: It is not a journal.
-        """
+        """Return what is on disk, if anything. `DataError`: it is not a journal."""
         self._aside = ""
         try:
             journal = _journal(json.loads(read_trusted(self.path)), self._uuid)
@@ -105,9 +101,7 @@ class JournalFile:
 
     def write(self, journal: Journal) -> None:
         """Bring it to disk: written under another name, synced, renamed, the name synced.
-
-        Raises:
-            DataError: The disk is full, or the folder cannot be written.
+        `DataError`: the disk is full, or the folder cannot be written.
         """
         new = self.path.with_name(f".{self.path.name}.{os.urandom(4).hex()}")
         document = {"kind": _KIND, "version": _VERSION, **journal._asdict()}
@@ -131,9 +125,7 @@ class JournalFile:
 
     def remove(self) -> None:
         """Forget it; harmless where there is none. One that was read and is of no use is set aside.
-
-        Raises:
-            DataError: It stays where it is.
+        `DataError`: it stays where it is.
         """
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -186,7 +178,7 @@ _GEOPM = ("geopm", "geopm-service")  # its service's folder, of late and before
 _DCGM = "nv-hostengine"
 
 
-def refuse_beside_others(
+def refuse_foreign_control(
     uuids: Sequence[str],
     *,
     profiles: Callable[[str], tuple[int, ...]] = enforced_profiles,
@@ -220,7 +212,7 @@ def refuse_beside_others(
         )
 
 
-def notes_on_others(proc: Path = _PROC) -> tuple[str, ...]:
+def foreign_control_notes(proc: Path = _PROC) -> tuple[str, ...]:
     """Return programs that may set clocks too, where reading does not show whether they do."""
     notes = []
     for path in proc.glob("[0-9]*/comm"):
@@ -328,10 +320,8 @@ class GuardedGpu:
 
     def set(self, setting: Setting, value: Value) -> None:
         """Set something on the GPU, once the journal has it; ``None`` gives a clock back.
-
-        Raises:
-            DeviceError: The driver refuses.
-            DataError: The journal cannot be written; nothing was set.
+        `DeviceError`: the driver refuses. `DataError`: the journal cannot be written; nothing was
+        set.
         """
         setting = Setting(setting)
         if setting not in self._journal.changed:
@@ -361,10 +351,8 @@ def guarded(uuid: Callable[[], str]) -> Iterator[Callable[[Setting, Value], None
     """Yield what sets a GPU from this process, armed as it is first called; undo after the block.
 
     A watchdog undoes where this process is killed. A process that was forked off inside the block
-    leaves the undo to its parent.
-
-    Args:
-        uuid: Reads which GPU it is; nothing does before something is set.
+    leaves the undo to its parent. `uuid`: reads which GPU it is; nothing does before something is
+    set.
     """
     guard = _ProcessGuard(uuid)
     try:
@@ -463,19 +451,19 @@ def restore(
 
     It is for when controller and watchdog have both ended. A GPU that fails does not stop the rest.
     """
-    left = [uuid for uuid in left_behind(folder) if uuid in uuids]
-    return tuple(_restored(folder, uuid, open_gpu) for uuid in left)
-
-
-def _restored(folder: Path, uuid: str, open_gpu: Callable[[str], SettableGpu]) -> Undone:
-    try:
-        gpu = open_gpu(uuid)
-        lock = Ownership.take(folder, uuid)
+    undone = []
+    for uuid in left_behind(folder):
+        if uuid not in uuids:
+            continue
         try:
-            return give_back(gpu, folder)
-        finally:
-            lock.release()
-    except OwnedError as exc:  # a run that goes on: there is nothing to undo
-        return Undone(uuid, kept=str(exc))
-    except UnderclockError as exc:
-        return Undone(uuid, failed=(f"{exc}; {exc.hint}" if exc.hint else str(exc),))
+            gpu, lock = open_gpu(uuid), Ownership.take(folder, uuid)
+            try:
+                undone.append(give_back(gpu, folder))
+            finally:
+                lock.release()
+        except OwnedError as exc:  # a run that goes on: there is nothing to undo
+            undone.append(Undone(uuid, kept=str(exc)))
+        except UnderclockError as exc:
+            failed = f"{exc}; {exc.hint}" if exc.hint else str(exc)
+            undone.append(Undone(uuid, failed=(failed,)))
+    return tuple(undone)

@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 
 from underclock.errors import DataError, NotPermittedError, UsageError
 
-_STATE_WITHIN = 128  # bytes: a number, a name of 15 letters, the state
+_STAT_BYTES = 4096
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KILLED_S = 10.0  # until what was killed is out of its driver's calls
 
@@ -51,9 +51,9 @@ class Process(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it."""
+        """Whether a signal or a debugger has stopped it; one that has ended is not stopped."""
         fields = _fields(self.pid)
-        return fields is not None and fields[0] in "Tt"
+        return fields is not None and int(fields[19]) == self.started and fields[0] in "Tt"
 
     @property
     def is_ours(self) -> bool:
@@ -69,17 +69,16 @@ class Process(NamedTuple):
         return is_python and named and self._uid == os.geteuid()
 
     @property
-    def whose(self) -> str:
-        """Words on its user, if that is another."""
-        uid = self._uid
-        return "" if uid in {None, os.geteuid()} else f", of user {uid}"
-
-    @property
     def _uid(self) -> int | None:
         try:
             return Path(f"/proc/{self.pid}").stat().st_uid
         except OSError:
             return None
+
+    @property
+    def whose(self) -> str:
+        """Words on its user, if that is not ours."""
+        return "" if self._uid in {None, os.geteuid()} else f", of user {self._uid}"
 
     @property
     def age_s(self) -> float:
@@ -88,42 +87,16 @@ class Process(NamedTuple):
 
 
 def _fields(pid: int) -> list[str] | None:
-    """Return what the system says of a process, from its state on."""
+    """Return what the system says of a process, from its state on; it is asked for often."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(descriptor, _STAT_BYTES).decode(errors="replace")
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return text.rpartition(")")[2].split()
-
-
-class StoppedPoll:
-    """Sees at a fifth of the cost, again and again, whether one process was stopped."""
-
-    def __init__(self, pid: int) -> None:
-        try:
-            self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:  # it has ended
-            self._fd = -1
-        self._before = False  # whether it was at the poll before
-
-    def __call__(self) -> bool:
-        """Whether a signal or a debugger has stopped it; one that has ended is not stopped."""
-        try:
-            text = os.pread(self._fd, _STATE_WITHIN, 0) if self._fd >= 0 else b""
-        except ProcessLookupError:
-            return False
-        return text.rpartition(b")")[2].lstrip()[:1] in {b"T", b"t"}
-
-    def lasts(self) -> bool:
-        """Whether it is stopped now and was at the poll before; a container may be resuming."""
-        before, self._before = self._before, self()
-        return before and self._before
-
-    def close(self) -> None:
-        """Poll no more."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 def kill(pidfd: int) -> None:
@@ -173,9 +146,7 @@ class OwnedError(UsageError):
 
 def runtime_folder() -> Path:
     """Return the folder of locks, journals and pages, made where it is not there.
-
-    Raises:
-        NotPermittedError: Another user may write there, or this one may not.
+    `NotPermittedError`: another user may write there, or this one may not.
     """
     named = os.environ.get(RUNTIME_DIR)
     if named:
@@ -219,9 +190,7 @@ def _checked(folder: Path, *, mode: int = 0o700) -> Path:
 
 def open_trusted(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """Open a file that root or this user wrote, without waiting and without following a link.
-
-    Raises:
-        OSError: It cannot be opened, or not be trusted.
+    `OSError`: it cannot be opened, or not be trusted.
     """
     descriptor = os.open(path, flags | CAREFULLY, mode)
     found = os.fstat(descriptor)
@@ -240,11 +209,7 @@ def open_trusted(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int
 
 
 def read_trusted(path: Path) -> bytes:
-    """Read such a file.
-
-    Raises:
-        OSError: As `open_trusted`.
-    """
+    """Read such a file. `OSError`: as `open_trusted`."""
     with os.fdopen(open_trusted(path), "rb") as file:
         return file.read(MOST_BYTES + 1)
 
@@ -295,11 +260,7 @@ class Ownership:
         return cls(uuid, descriptor, *above)
 
     def name(self, controller: int, watchdog: int | None = None) -> None:
-        """Say who has it.
-
-        Raises:
-            DataError: The disk is full.
-        """
+        """Say who has it. `DataError`: the disk is full."""
         who = {"conductor": Process.of(controller), "watcher": watchdog and Process.of(watchdog)}
         text = json.dumps(who).encode()
         try:
@@ -405,14 +366,7 @@ def _owned(uuid: str, owner: Process | None) -> OwnedError:
             f"GPU {uuid} is set by another Underclock", hint="it has only just begun: look again"
         )
     return OwnedError(
-        f"GPU {uuid} is set by another Underclock: process {owner.pid}, for {_span(owner.age_s)}"
+        f"GPU {uuid} is set by another Underclock: process {owner.pid}, for {owner.age_s:.0f} s"
         f"{owner.whose}",
         hint=f"end it first, with `kill {owner.pid}`: it gives back what it set",
     )
-
-
-def _span(age_s: float) -> str:
-    minutes = int(age_s // 60)
-    if minutes == 0:
-        return f"{age_s:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"  # noqa: PLR2004 - two hours

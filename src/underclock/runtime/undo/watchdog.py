@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from underclock.errors import DataError, UnderclockError
 from underclock.hw.nvml_calls import nvml_session, settable_gpu
 from underclock.runtime.undo.guarded_gpu import Undone, give_back
-from underclock.runtime.undo.ownership import Ownership, StoppedPoll, kill, say
+from underclock.runtime.undo.ownership import Ownership, Process, kill, say
 from underclock.runtime.undo.watchdog_process import (
     BEAT,
     HUNG_S,
@@ -41,10 +41,8 @@ class ControllerGone(Exception):  # noqa: N818 - nothing went wrong
 
 
 class Watchdog:
-    """Waits for the end of the controller at the other end of a connection.
-
-    Raises:
-        ControllerGone: The controller has ended already.
+    """Waits for the end of the controller at the other end of a connection. `ControllerGone`: the
+    controller has ended already.
     """
 
     def __init__(self, connection: socket.socket, folder: Path) -> None:
@@ -57,7 +55,7 @@ class Watchdog:
             raise ControllerGone
         self._pid, (self._pidfd,) = int(message.split()[0]), fds
         self._beats = not message.endswith(QUIET)
-        self._is_stopped = StoppedPoll(self._pid)
+        self._controller = Process.of(self._pid)
 
     def wait(self) -> str:
         """Wait until the controller has ended, or will not go on; return which.
@@ -80,7 +78,7 @@ class Watchdog:
             slept = now_s - before_s > 2 * POLL_S  # we too, as in a suspended container
             if (listening in ready and self.hear()) or slept:
                 heard_s = now_s
-            if not slept and self._is_stopped():
+            if not slept and self._controller and self._controller.stopped:
                 return "was stopped"
             if now_s - heard_s > HUNG_S:
                 return f"has not answered for {HUNG_S:g} s"

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from underclock.errors import DeviceError
-from underclock.runtime.undo.ownership import Ownership, StoppedPoll, kill, say
+from underclock.runtime.undo.ownership import Ownership, Process, kill, say
 
 READY, WATCHED, BEAT, QUIET = b"ready", b"watched", b"beat", b" quiet"
 """What the watchdog says; the controller sends its number, beats unless it is to be quiet, and the
@@ -38,12 +38,9 @@ class WatchdogLostError(DeviceError):
 
 
 class WatchdogProcess:
-    """A watchdog, and another one where it ends.
-
-    Args:
-        folder: Where runs keep their files.
-        beats: Whether `poll` is called often, so that a controller that hangs or is stopped is
-            ended; else only its end counts.
+    """A watchdog, and another one where it ends. `folder`: where runs keep their files. `beats`:
+    whether `poll` is called often, so that a controller that hangs or is stopped is ended; else
+    only its end counts.
     """
 
     def __init__(self, folder: Path, *, beats: bool = True) -> None:
@@ -65,7 +62,7 @@ class WatchdogProcess:
             sys.executable, arguments, os.environ, file_actions=quiet, setpgroup=0
         )
         theirs.close()
-        self._stopped = StoppedPoll(self.pid)
+        self._process, self._was_stopped = Process.of(self.pid), False
         pidfd = os.pidfd_open(os.getpid())
         with contextlib.suppress(OSError):  # it has ended already: noticed as any other end
             socket.send_fds(ours, [b"%d%b" % (os.getpid(), b"" if self._beats else QUIET)], [pidfd])
@@ -92,10 +89,8 @@ class WatchdogProcess:
         return self._beat_s + BEAT_S
 
     def share(self, lock: Ownership) -> None:
-        """Give it the lock of one more GPU, and wait until it watches.
-
-        Raises:
-            WatchdogLostError: It does not.
+        """Give it the lock of one more GPU, and wait until it watches. `WatchdogLostError`: it does
+        not.
         """
         self._locks.append(lock)
         if self._unanswered is not None:
@@ -103,11 +98,7 @@ class WatchdogProcess:
         self.ready()
 
     def ready(self) -> None:
-        """Wait until it watches.
-
-        Raises:
-            WatchdogLostError: It does not.
-        """
+        """Wait until it watches. `WatchdogLostError`: it does not."""
         self.poll(time.monotonic())
         while not self.watches:
             select.select([self._connection], [], [], POLL_S)
@@ -120,9 +111,7 @@ class WatchdogProcess:
 
     def poll(self, now_s: float) -> None:
         """Take its answers, send it a beat where one is due, and replace it where it has ended.
-
-        Raises:
-            WatchdogLostError: It cannot start, or one after the other ends.
+        `WatchdogLostError`: it cannot start, or one after the other ends.
         """
         if not self._listen():
             self._replace()
@@ -139,7 +128,10 @@ class WatchdogProcess:
                 with contextlib.suppress(OSError):
                     self._connection.send(BEAT)
             hangs = self._unheard_s is not None and now_s - self._unheard_s > HUNG_S
-            if self._stopped.lasts() or hangs:
+            # Stopped at two polls in a row: a container may be resuming.
+            before, stopped = self._was_stopped, self._process and self._process.stopped
+            self._was_stopped = bool(stopped)
+            if (before and stopped) or hangs:
                 os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
 
     def _listen(self) -> bool:
@@ -180,7 +172,6 @@ class WatchdogProcess:
         if not self._over:
             self._over, self._unanswered = True, None
             self._connection.close()
-            self._stopped.close()
             pidfd = os.pidfd_open(self.pid)
             kill(pidfd)
             os.close(pidfd)

@@ -19,7 +19,7 @@ from underclock.records.job import Held
 from underclock.records.runs import EventLine
 from underclock.runtime.controller.follow import Follow, GpuController
 from underclock.runtime.controller.log import Log, read_log
-from underclock.runtime.controller.nodes import AHEAD, SILENT_S, DecidingRanks, ToldRanks
+from underclock.runtime.controller.nodes import AHEAD, SILENT_S, DecidingRanks, OrderedRanks
 from underclock.runtime.controller.process import WorkDone
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import PassedStep, State
@@ -163,8 +163,8 @@ class Nodes:
     def __init__(self, digest: str = _DIGEST, told: range = range(2, 4)) -> None:
         self.address, own = _free_address(), range(2)
         self.now_s, self.words = 0.0, list[str]()
-        self.told: ToldRanks = _with_peers(
-            ToldRanks(JobPolicy(_PLAN, window=0), self.address, digest), told
+        self.told: OrderedRanks = _with_peers(
+            OrderedRanks(JobPolicy(_PLAN, window=0), self.address, digest), told
         )
         self.tend(self.told)  # the other one has not begun
         job_policy = JobPolicy(_PLAN, window=0, ahead=AHEAD)
@@ -318,4 +318,4 @@ def test_addresses_that_are_none_are_errors(nodes: Nodes) -> None:
     with pytest.raises(UsageError, match="cannot listen at 127"):
         DecidingRanks(policy, nodes.address, _DIGEST)
     with pytest.raises(DataError, match="there is no host"):
-        ToldRanks(policy, ("no host of this name.invalid", 1), _DIGEST)
+        OrderedRanks(policy, ("no host of this name.invalid", 1), _DIGEST)

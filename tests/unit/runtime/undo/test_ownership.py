@@ -17,7 +17,6 @@ from underclock.runtime.undo.ownership import (
     OwnedError,
     Ownership,
     Process,
-    StoppedPoll,
     named_in,
     runtime_folder,
 )
@@ -264,17 +263,15 @@ def test_a_watchdog_that_starts_is_waited_for_in_peace(tmp_path: Path) -> None:
         watchdog.close()
 
 
-def test_a_process_that_is_stopped_is_seen_to_be_again_and_again() -> None:
-    with subprocess.Popen(["/bin/sleep", "100"]) as process:
-        look = StoppedPoll(process.pid)
-        assert not look()
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        assert look()
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
-        assert not look()
-        assert not StoppedPoll(process.pid)()
-        look.close()
-        look.close()
+def test_a_process_that_is_stopped_is_seen_to_be() -> None:
+    with subprocess.Popen(["/bin/sleep", "100"]) as child:
+        process = Process.of(child.pid)
+        assert process is not None
+        assert [process.stopped] == [False]
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert [process.stopped] == [True]
+        child.send_signal(signal.SIGCONT)
+        child.kill()
+        child.wait()
+        assert [process.stopped] == [False]

@@ -26,9 +26,9 @@ from underclock.runtime.undo.guarded_gpu import (
     GuardedGpu,
     Undone,
     boot_id,
+    foreign_control_notes,
     left_behind,
-    notes_on_others,
-    refuse_beside_others,
+    refuse_foreign_control,
     restore,
 )
 from underclock.runtime.undo.ownership import OwnedError, Ownership
@@ -456,7 +456,7 @@ def test_a_gpu_that_is_gone_does_not_keep_others_from_being_restored(
 
 def test_a_gpu_with_a_power_profile_in_force_is_refused_by_its_number(tmp_path: Path) -> None:
     with pytest.raises(OwnedError, match="GPU-1 has workload power profile 3, 40 in force"):
-        refuse_beside_others(
+        refuse_foreign_control(
             ["GPU-0", "GPU-1"], profiles=lambda of: (3, 40) * (of == "GPU-1"), run=tmp_path
         )
 
@@ -465,11 +465,11 @@ def test_a_gpu_with_a_power_profile_in_force_is_refused_by_its_number(tmp_path: 
 def test_a_geopm_session_that_may_write_is_named(folder: str, tmp_path: Path) -> None:
     (tmp_path / folder).mkdir()
     (tmp_path / folder / "CONTROL_LOCK").write_text("")
-    refuse_beside_others(["GPU-0"], profiles=lambda _: (), run=tmp_path)  # no session writes
+    refuse_foreign_control(["GPU-0"], profiles=lambda _: (), run=tmp_path)  # no session writes
     (tmp_path / folder / "CONTROL_LOCK").write_text("4711")
 
     with pytest.raises(OwnedError, match="process 4711 has a GEOPM session"):
-        refuse_beside_others(["GPU-0"], profiles=lambda _: (), run=tmp_path)
+        refuse_foreign_control(["GPU-0"], profiles=lambda _: (), run=tmp_path)
 
 
 def test_dcgms_host_engine_is_noted_and_not_refused(tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ def test_dcgms_host_engine_is_noted_and_not_refused(tmp_path: Path) -> None:
     (tmp_path / "78").mkdir()
     (tmp_path / "78" / "comm").mkdir()  # unreadable, as of one that has just ended
 
-    (note,) = notes_on_others(tmp_path)
+    (note,) = foreign_control_notes(tmp_path)
 
     assert "process 77" in note
 

@@ -14,8 +14,8 @@ def _run_the_next() -> None:
     from importlib.util import module_from_spec  # noqa: PLC0415
 
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib loads slowly
-    others = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]  # noqa: PTH100
-    spec = PathFinder.find_spec("sitecustomize", others)
+    folders = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]  # noqa: PTH100
+    spec = PathFinder.find_spec("sitecustomize", folders)
     if spec is not None and spec.loader is not None:
         module = module_from_spec(spec)
         sys.modules["sitecustomize"] = module
