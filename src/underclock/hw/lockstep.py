@@ -238,12 +238,17 @@ def meet(torch: Any, clock: Clock, longest_s: float = _LONGEST_S) -> bool:
     if not is_distributed(torch):
         return True
     store, ranks = _store(torch), int(torch.distributed.get_world_size())
-    key, begun_s = f"underclock/meeting{next(_MEETINGS)}", clock.now_s()
-    here = int(store.add(key, 1))
-    while here < ranks and clock.now_s() - begun_s < longest_s:
+    key = f"underclock/meeting{next(_MEETINGS)}"
+    store.add(key, 1)
+    return _came(clock, lambda: int(store.add(key, 0)) >= ranks, longest_s)
+
+
+def _came(clock: Clock, is_so: Callable[[], bool], longest_s: float) -> bool:
+    """Wait until something is so, or for too long; return whether it is."""
+    begun_s = clock.now_s()
+    while not (found := is_so()) and clock.now_s() - begun_s <= longest_s:
         clock.sleep_s(_LOOK_S)
-        here = int(store.add(key, 0))
-    return here >= ranks
+    return found
 
 
 def _store(torch: Any) -> Any:
@@ -276,22 +281,23 @@ class RankAgreement:
             return (word,)
         keys = [f"{_AGREEMENT}/{self._words}/{rank}" for rank in range(self.world)]
         self._store.set(keys[self.number], word)
-        begun_s = self._clock.now_s()
-        while not self._store.check(keys):
-            if self._store.check([_FAILED]):
-                rank, _, why = bytes(self._store.get(_FAILED)).decode().partition(" ")
-                raise MeasurementError(
-                    f"rank {rank} of {self.world} cannot go on: {why}",
-                    hint="what failed there is printed by that rank; all ranks end here",
-                )
-            if self._clock.now_s() - begun_s > self._longest_s:
-                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-                raise MeasurementError(
-                    f"rank {', '.join(map(str, missing))} of {self.world} did not come to the end "
-                    f"of the same step within {self._longest_s:.0f} s",
-                    hint="every rank must take the same steps: run the command by itself first",
-                )
-            self._clock.sleep_s(_LOOK_S)
+
+        def said_or_failed() -> bool:
+            return bool(self._store.check(keys) or self._store.check([_FAILED]))
+
+        if not _came(self._clock, said_or_failed, self._longest_s):
+            missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+            raise MeasurementError(
+                f"rank {', '.join(missing)} of {self.world} did not come to the end "
+                f"of the same step within {self._longest_s:.0f} s",
+                hint="every rank must take the same steps: run the command by itself first",
+            )
+        if not self._store.check(keys):
+            rank, _, why = bytes(self._store.get(_FAILED)).decode().partition(" ")
+            raise MeasurementError(
+                f"rank {rank} of {self.world} cannot go on: {why}",
+                hint="what failed there is printed by that rank; all ranks end here",
+            )
         return tuple(bytes(self._store.get(key)).decode() for key in keys)
 
     def fail(self, why: str) -> None:
@@ -303,13 +309,10 @@ class RankAgreement:
         """Leave last where this rank may keep the store by which the ranks hear one another."""
         if self._store is None:
             return
-        key = f"{_AGREEMENT}/parted"
-        here, begun_s = int(self._store.add(key, 1)), self._clock.now_s()
-        while self.number == 0 and here < self.world:
-            if self._clock.now_s() - begun_s > _PARTING_S:
-                return
-            self._clock.sleep_s(_LOOK_S)
-            here = int(self._store.add(key, 0))
+        store, key = self._store, f"{_AGREEMENT}/parted"
+        store.add(key, 1)
+        if self.number == 0:
+            _came(self._clock, lambda: int(store.add(key, 0)) >= self.world, _PARTING_S)
 
 
 class StoreLine:
@@ -331,16 +334,13 @@ class StoreLine:
     def hear(self) -> bytes:
         """Wait for what is said next."""
         store, key = self._met(), self._next()
-        begun_s = self._clock.now_s()
-        while not store.check([key]):
-            if self._clock.now_s() - begun_s > SILENT_S:
-                raise MeasurementError(
-                    f"the first rank said nothing for {SILENT_S:g} s, and this one waits for what "
-                    "to launch next",
-                    hint="see what the first rank waits for with py-spy; end all ranks, and "
-                    "measure again",
-                )
-            self._clock.sleep_s(_LOOK_S)
+        if not _came(self._clock, lambda: bool(store.check([key])), SILENT_S):
+            raise MeasurementError(
+                f"the first rank said nothing for {SILENT_S:g} s, and this one waits for what "
+                "to launch next",
+                hint="see what the first rank waits for with py-spy; end all ranks, and "
+                "measure again",
+            )
         return bytes(store.get(key))
 
     def _next(self) -> str:

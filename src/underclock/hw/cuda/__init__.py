@@ -9,6 +9,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -33,3 +34,28 @@ def paths_below(called: Any) -> dict[int, str]:
         own = ".".join(part for part in path.split(".") if part not in WRAPPERS)
         paths[id(module)] = own or type(wrapped).__name__
     return paths
+
+
+PIPELINE_METHODS = {
+    "forward_one_chunk": "forward",
+    "backward_one_chunk": "backward",
+    "backward_weight_one_chunk": "weights",
+}
+"""What a stage of `torch.distributed.pipelining` does with a microbatch, and what we call it."""
+
+
+def put(owner: Any, name: str, new: Any) -> Callable[[], None]:
+    """Put something in the place of an attribute; return what puts the old one back."""
+    is_own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, new)
+
+    def put_back() -> None:
+        if vars(owner).get(name) is not new:
+            return
+        if is_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+    return put_back

@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any
 from weakref import WeakSet
 
+from underclock.hw.cuda import put
 from underclock.hw.lockstep import is_distributed
 
 # In a process that made no optimizer; it may make one later. A rank of a pipeline has several in a
@@ -50,10 +51,13 @@ class StepBoundaries:
 
         self._handle = register_optimizer_step_post_hook(self._first_stepped)
         self._undo = [
-            _replaced(torch.autograd, "backward", self._before_backward),
-            _replaced(torch.autograd, "grad", self._before_backward),
-            _replaced(torch.optim.Optimizer, "__init__", self._noting_optimizers),
-            _replaced(torch.amp.GradScaler, "step", self._around_scaler),
+            put(holder, name, around(getattr(holder, name)))
+            for holder, name, around in (
+                (torch.autograd, "backward", self._before_backward),
+                (torch.autograd, "grad", self._before_backward),
+                (torch.optim.Optimizer, "__init__", self._noting_optimizers),
+                (torch.amp.GradScaler, "step", self._around_scaler),
+            )
         ]
         _current = self
 
@@ -145,17 +149,3 @@ def step() -> None:
     """End a training step here; does nothing in a process whose steps are not looked at."""
     if _current is not None:
         _current.called()
-
-
-def _replaced(
-    holder: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Callable[[], None]:
-    before = vars(holder)[name] if name in vars(holder) else getattr(holder, name)
-    ours = around(before)
-    setattr(holder, name, ours)
-
-    def undo() -> None:
-        if getattr(holder, name) is ours:
-            setattr(holder, name, before)
-
-    return undo

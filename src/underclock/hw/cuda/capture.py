@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from underclock.hw.cuda import put
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.driver import wait_for_gpu
 from underclock.hw.cuda.operands import Memory
@@ -40,6 +41,7 @@ SHAPING = frozenset(
 _COPY, _NUMBER = "aten::copy_", "aten::_local_scalar_dense"
 _SPLIT_ANYWAY = SHAPING | {_COPY, _NUMBER}
 _MOST_COUNTS = 4096  # of a tensor that may tell the host sizes; longer ones are data
+_MOST_ALLOCATIONS = 1_000_000
 _CAPTURE_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
 
 
@@ -144,9 +146,9 @@ def splitting(
                 stack.callback(library._destroy)  # noqa: SLF001 - its only way to end
         for name in _CAPTURE_CHECKS:
             if hasattr(torch.optim.Optimizer, name):
-                stack.enter_context(_replaced(torch.optim.Optimizer, name, lambda _self: None))
+                stack.callback(put(torch.optim.Optimizer, name, lambda _self: None))
         recording = _timing(parts, torch.cuda.Event.record, torch.cuda.Event.elapsed_time)
-        stack.enter_context(_replaced(torch.cuda.Event, "record", recording))
+        stack.callback(put(torch.cuda.Event, "record", recording))
         for holder, name in (
             (torch.cuda, "synchronize"),
             (torch.cuda, "empty_cache"),
@@ -154,7 +156,7 @@ def splitting(
             (torch.cuda.Event, "synchronize"),
             (torch.cuda.Event, "elapsed_time"),
         ):
-            stack.enter_context(_replaced(holder, name, _pausing(parts, getattr(holder, name))))
+            stack.callback(put(holder, name, _pausing(parts, getattr(holder, name))))
         yield
 
 
@@ -301,23 +303,6 @@ def _timing(
             return record(event, *args, **kwargs)
 
     return take
-
-
-@contextmanager
-def _replaced(holder: Any, name: str, thing: Any) -> Iterator[None]:
-    own = name in vars(holder)
-    before = getattr(holder, name)
-    setattr(holder, name, thing)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(holder, name, before)
-        else:
-            delattr(holder, name)
-
-
-_MOST_ALLOCATIONS = 1_000_000
 
 
 class CannotCaptureError(Exception):

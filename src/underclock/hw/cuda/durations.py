@@ -146,15 +146,10 @@ def _places(activities: Sequence[TracedActivity], graph: GraphLaunch) -> list[in
     return [waiting[key(activity)].popleft() for activity in activities]
 
 
-def _by_function(one: Node | TracedActivity) -> tuple[NodeKind, str]:
-    return one.kind, one.function
-
-
-def _by_kind(one: Node | TracedActivity) -> tuple[NodeKind, str]:
-    return one.kind, ""
-
-
-_KEYS = (_by_function, _by_kind)
+_KEYS: tuple[Callable[[Node | TracedActivity], _Key], ...] = (
+    lambda one: (one.kind, one.function),
+    lambda one: (one.kind, ""),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,11 @@ seen. On H200s campaigns of 36 and of 45 looks took 1.4 s more for each than the
 one GPU, and 1.9 s on two (measured by us)."""
 _TRIES = 3
 _NOT_KERNELS = (("Memset (", NodeKind.MEMSET), ("Memcpy ", NodeKind.COPY))  # by their names
+_LOST = "this process's GPU work is lost; look at the GPU with `nvidia-smi`"
+_ALONE = (
+    "this process's GPU work is lost. Maybe the kernel waits for what another one of its operator "
+    "prepares: have the step compute it otherwise, and report the kernel"
+)
 _HINT = (
     "another profiler may hold the GPU's timestamps (Nsight, a job's own, DCGM's profiling "
     "counters): end it and measure again; in a container CUPTI may be missing or forbidden"
@@ -138,20 +143,20 @@ def feeding(
         pace.end()
 
 
-def _wait_for(ended: Any) -> None:
+def _wait_for(ended: Any, poll_s: float = _POLL_S, hint: str = _LOST) -> None:
     """Wait until the GPU has come to an event, letting other threads run meanwhile."""
     clock = SystemClock()
     until_s = clock.now_s() + STUCK_S
     while not ended.query():
         if clock.now_s() > until_s:
-            raise _stuck("a launch", STUCK_S)
-        clock.sleep_s(_POLL_S)
+            raise _stuck("a launch", STUCK_S, hint)
+        clock.sleep_s(poll_s)
 
 
-def _stuck(what: str, longest_s: float) -> StuckError:
+def _stuck(what: str, longest_s: float, hint: str = _LOST) -> StuckError:
     return StuckError(
         f"{what} did not end in {longest_s:g} s: the GPU hangs, or waits for another rank",
-        hint="this process's GPU work is lost; look at the GPU with `nvidia-smi`",
+        hint=hint,
     )
 
 
@@ -163,16 +168,7 @@ def timed(torch: Any, launch: Callable[[Any], None], times: int) -> float:
     for _ in range(times):
         launch(stream)
     ended.record(stream)
-    clock = SystemClock()
-    deadline_s = clock.now_s() + STUCK_S
-    while not ended.query():
-        if clock.now_s() > deadline_s:
-            raise StuckError(
-                f"what was launched did not end in {STUCK_S:g} s: maybe it waits for what "
-                "another kernel of its operator prepares",
-                hint="this process's GPU work is lost; have the step compute it otherwise, and "
-                "tell us the kernel",
-            )
+    _wait_for(ended, 0.0, _ALONE)
     return max(1e-9, float(begun.elapsed_time(ended)) * 1e-3)
 
 

@@ -12,13 +12,13 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from underclock.errors import MeasurementError, NoMemoryError, UsageError
 from underclock.hw.base import SystemClock
-from underclock.hw.cuda import paths_below
+from underclock.hw.cuda import PIPELINE_METHODS, paths_below, put
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.driver import wait_for_gpu
 from underclock.hw.cuda.state import finally_unless_stuck
@@ -301,27 +301,18 @@ def named_microbatches(torch: Any) -> Iterator[None]:
         yield
         return
     every = pipelining.PipelineStage.__mro__
-    stage = next(each for each in every if "forward_one_chunk" in vars(each))
-    plain = {
-        "forward_one_chunk": "forward",
-        "backward_one_chunk": "backward",
-        "backward_weight_one_chunk": "weights",
-    }
-    originals = {name: getattr(stage, name) for name in plain}
+    stages = next(each for each in every if "forward_one_chunk" in vars(each))
 
-    def annotated(name: str) -> Callable[..., Any]:
-        @functools.wraps(originals[name])
+    def annotated(inner: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(inner)
         def run(self: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
-            words = f"{PIECE_MARK}{plain[name]} mb={microbatch} stage={self.stage_index}"
+            words = f"{PIECE_MARK}{what} mb={microbatch} stage={self.stage_index}"
             with torch.profiler.record_function(words):
-                return originals[name](self, microbatch, *args, **kwargs)
+                return inner(self, microbatch, *args, **kwargs)
 
         return run
 
-    for name in plain:
-        setattr(stage, name, annotated(name))
-    try:
+    with ExitStack() as stack:
+        for name, what in PIPELINE_METHODS.items():
+            stack.callback(put(stages, name, annotated(getattr(stages, name), what)))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(stage, name, original)

@@ -7,6 +7,7 @@ force or overruled, which locks the power cap holds down, and whether the GPU wa
 
 import bisect
 import math
+import statistics
 from collections import defaultdict, deque
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -33,29 +34,38 @@ _POWER_GAIN = 0.05  # of one reading in the usual power
 
 
 class Latencies:
-    """Calls and delays of one GPU."""
+    """Calls and delays of one GPU: as believed, or as usual once enough were seen."""
 
     def __init__(self) -> None:
-        self._calls = _SeenClock()
-        self._delays = _SeenClock()
+        self._usual_s: dict[Hashable, float] = {}
+        self._lately_s: defaultdict[Hashable, deque[float]] = defaultdict(
+            lambda: deque(maxlen=_REMEMBERED)
+        )
 
     def returned(self, domain: Domain, to_mhz: int | None, call_s: float) -> None:
         """Note how long a setter blocked; setting and giving back are calls of their own."""
-        self._calls.add((domain, to_mhz is None), call_s)
+        self._add(("call", domain, to_mhz is None), call_s)
 
     def followed(self, domain: Domain, to_mhz: int | None, delay_s: float) -> None:
         """Note how long after the call's return the clock was seen to be the new one."""
-        self._delays.add((domain, to_mhz), delay_s)
+        self._add(("delay", domain, to_mhz), delay_s)
+
+    def _add(self, key: Hashable, duration_s: float) -> None:
+        lately_s = self._lately_s[key]
+        lately_s.append(duration_s)
+        if len(lately_s) >= _ENOUGH:
+            most_s = _ODD * statistics.median_high(lately_s)
+            self._usual_s[key] = statistics.fmean(min(each_s, most_s) for each_s in lately_s)
 
     def call_s(self, change: ClockChange) -> float:
         """Return how long the setter is expected to block."""
-        key = change.domain, change.to_mhz is None
-        return self._calls.usual_s.get(key, change.believed.call_s)
+        key = "call", change.domain, change.to_mhz is None
+        return self._usual_s.get(key, change.believed.call_s)
 
     def delay_s(self, change: ClockChange) -> float:
         """Return how long after the call the clock is expected to be the new one."""
-        key = change.domain, change.to_mhz
-        return self._delays.usual_s.get(key, change.believed.delay_s)
+        key = "delay", change.domain, change.to_mhz
+        return self._usual_s.get(key, change.believed.delay_s)
 
     def lead_s(self, change: ClockChange) -> float:
         """Return how long ahead a change is to be asked for; calls follow each other."""
@@ -69,25 +79,6 @@ class Latencies:
         """Return how long after the call's return it has very likely happened."""
         believed = change.believed
         return self.delay_s(change) + believed.delay_p95_s - believed.delay_s
-
-
-class _SeenClock:
-    """Durations that were seen, and what is usual once they are enough."""
-
-    def __init__(self) -> None:
-        self.usual_s: dict[Hashable, float] = {}
-        self._lately_s: defaultdict[Hashable, deque[float]] = defaultdict(
-            lambda: deque(maxlen=_REMEMBERED)
-        )
-
-    def add(self, key: Hashable, duration_s: float) -> None:
-        lately_s = self._lately_s[key]
-        lately_s.append(duration_s)
-        if len(lately_s) >= _ENOUGH:
-            ordered_s, count = sorted(lately_s), len(lately_s)
-            most_s = _ODD * ordered_s[count // 2]
-            few = bisect.bisect_right(ordered_s, most_s)  # the rest counts as the most
-            self.usual_s[key] = (sum(ordered_s[:few]) + (count - few) * most_s) / count
 
 
 @dataclass(slots=True)

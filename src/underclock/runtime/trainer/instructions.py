@@ -12,6 +12,8 @@ import gc
 import re
 import sys
 
+from underclock.hw.cuda import PIPELINE_METHODS, put
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,11 +23,6 @@ BEGINS, ENDS = "begins", "ends"
 """An instruction such as the forward of a microbatch begins, or ends."""
 
 _STAGES, _SCHEDULES = "torch.distributed.pipelining.stage", "torch.distributed.pipelining.schedules"
-_METHODS = {
-    "forward_one_chunk": "forward",
-    "backward_one_chunk": "backward",
-    "backward_weight_one_chunk": "weights",
-}
 _OPTIMIZER = "optimizer"
 _RANGE = re.compile(
     r"\b(forward|fwd|backward|bwd|weights|wgrad)\b.*?\b(?:mb|microbatch)[ =:]*\d", re.IGNORECASE
@@ -52,7 +49,7 @@ def watch(
     undo = [register_optimizer_step_pre_hook(optimizer_begins).remove]
     stage = getattr(sys.modules.get(_STAGES), "_PipelineStageBase", None)
     if stage is not None:
-        return undo + [_around(stage, name, kind, tell) for name, kind in _METHODS.items()]
+        return undo + [_around(stage, name, kind, tell) for name, kind in PIPELINE_METHODS.items()]
     return undo + _ranges(torch, tell)
 
 
@@ -110,18 +107,6 @@ def _tell_of(event: str, name: str, tell: Callable[[str, str], None]) -> None:
     if found := _RANGE.search(name):
         kind = found[1].lower()
         tell(event, f"{_SHORT.get(kind, kind)} 0")
-
-
-def put(owner: Any, name: str, new: Any) -> Callable[[], None]:
-    """Put something in the place of an attribute; return what puts the old one back."""
-    inner = getattr(owner, name)
-    setattr(owner, name, new)
-
-    def put_back() -> None:
-        if owner.__dict__.get(name) is new:
-            setattr(owner, name, inner)
-
-    return put_back
 
 
 def schedule_of() -> str:

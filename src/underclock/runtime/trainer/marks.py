@@ -24,7 +24,7 @@ import weakref
 from bisect import bisect_left
 
 from underclock.errors import DataError
-from underclock.hw.cuda import WRAPPERS, paths_below
+from underclock.hw.cuda import WRAPPERS, paths_below, put
 from underclock.learning.pieces import places_of, write_places
 from underclock.runtime.trainer import instructions
 from underclock.runtime.trainer import page as pages
@@ -327,7 +327,7 @@ class Marker:
                 self._left(module, (), output)
                 return output
 
-            put_back = instructions.put(module, "_compiled_call_impl", around)
+            put_back = put(module, "_compiled_call_impl", around)
             self._undo_modules.append((module, [put_back]))
             return
         before = module.register_forward_pre_hook(self._entered, prepend=True)
@@ -521,7 +521,7 @@ class Counting:
             self._try(after, graph)
             return result
 
-        self._put_back.append(instructions.put(graphs, name, around))
+        self._put_back.append(put(graphs, name, around))
 
     def _try(self, what: Callable[[Any], None], graph: Any) -> None:
         try:
