@@ -91,7 +91,7 @@ def _fields(pid: int) -> list[str] | None:
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            text = os.read(descriptor, _STAT_BYTES).decode(errors="replace")
+            text = os.pread(descriptor, _STAT_BYTES, 0).decode(errors="replace")
         finally:
             os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError):

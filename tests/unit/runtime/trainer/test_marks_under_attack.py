@@ -173,7 +173,7 @@ def test_a_controller_is_told_of_a_page_that_is_cut_short(path: Path) -> None:
         os.truncate(path, 0)
 
         assert (page.reached()[0], page.state) == (3, pages.REFUSED)
-        assert "cut the page of marks" in page.sentence
+        assert "was cut short" in page.sentence
 
 
 def test_a_page_that_was_replaced_is_not_written(path: Path, tmp_path: Path) -> None:
