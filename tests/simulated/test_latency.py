@@ -35,7 +35,7 @@ def _rig(model: GpuModel, *faults: Fault, seed: int = 0) -> Iterator[tuple[Rig, 
 def _nothing(_done: int, _of: int, _next: str) -> None: ...
 
 
-def _measured(bench: Bench, *targets: int, repeats: int = 4) -> tuple[Switch, ...]:
+def _measured(bench: Bench, *targets: int, repeats: int = 2) -> tuple[Switch, ...]:
     return measure_switches(bench, targets, repeats, _nothing)[0]
 
 
@@ -69,7 +69,7 @@ def test_what_the_simulator_drew_comes_out(name: str, switching: SwitchingModel)
         assert switch.stall_s == pytest.approx(stall_s, abs=slowest_s)
         assert switch.call is not None
         assert switch.call.p99_s == pytest.approx(_CALL_S)
-        assert switch.call.n == switch.repeats == 4
+        assert switch.call.n == switch.repeats == 2
         kernels, nvml = switch.readings
         assert (kernels.by, nvml.by) == (Reader.KERNELS, Reader.NVML)
         assert kernels.switching is not None
@@ -91,12 +91,12 @@ def test_every_delay_that_was_drawn_is_in_the_distribution() -> None:
 
         setattr(rig.device, "lock_core", note)  # noqa: B010
         rig.device.on_follow = lambda _: drawn_s.append(rig.device.now_s - asked_s[-1])
-        switches = _measured(bench, 900, repeats=30)
+        switches = _measured(bench, 900, repeats=20)
 
     # The lease asks first; then it goes there and back, and at the end the lease gives back.
     for start, switch in enumerate(switches, 1):
-        truth_s = drawn_s[start:61:2]
-        assert switch.repeats == len(truth_s) == 30
+        truth_s = drawn_s[start:41:2]
+        assert switch.repeats == len(truth_s) == 20
         wanted = np.quantile(truth_s, (0.05, 0.5, 0.95))
         found = (switch.delay_p05_s, switch.delay_s, switch.delay_p95_s)
         assert found == pytest.approx(wanted, abs=3 * SMALL_S)

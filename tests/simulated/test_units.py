@@ -95,12 +95,12 @@ def test_power_wanders_from_run_to_run_over_minutes() -> None:
     assert Drift(kind=True, random=np.random.default_rng(0)).wander(3.0) == 1.0
 
 
-@pytest.mark.parametrize("kernels", [[_SHORT], [_SHORT, _SHORT]])
+@pytest.mark.parametrize(("kernels", "seeds"), [([_SHORT], 60), ([_SHORT, _SHORT], 6)])
 def test_a_run_that_talks_may_be_slow_for_some_seconds_right_after_a_lock(
-    kernels: list[KernelConstants],
+    kernels: list[KernelConstants], seeds: int
 ) -> None:
     slow, lasted_s = [], []
-    for seed in range(60):
+    for seed in range(seeds):
         gpu = VirtualGpu(_MODEL, seed=seed, unit=1)
         gpu.lock_core((1200, 1200))
         gpu.advance(1.0)
@@ -120,7 +120,7 @@ def test_a_run_that_talks_may_be_slow_for_some_seconds_right_after_a_lock(
         gpu.advance(1.0)
         assert _ran(gpu, kernels, 0.2)[0] == pytest.approx(looks[-1], rel=2e-3)  # it does not talk
 
-    assert statistics.fmean(slow) == pytest.approx(19 / 46, abs=0.15)
+    assert statistics.fmean(slow) == pytest.approx(19 / 46, abs=0.15 * (60 / seeds) ** 0.5)
     assert max(lasted_s) > 3.0
 
 
@@ -155,7 +155,7 @@ def test_asking_beyond_the_limit_costs_an_unkind_board_speed(
 
 def test_a_board_with_two_loops_settles_at_its_limit_as_one_with_one_does() -> None:
     model = gpu_model("h200")
-    own = [item.constants for item in model.own[:40]]
+    own = [item.constants for item in model.own[:40:4]]
     for made in (model, dataclasses.replace(model, smooth=True)):
         gpu = VirtualGpu(made, seed=0, unit=2)
         gpu.begin(own)
