@@ -47,7 +47,7 @@ def _control(
     gpus = [SettableNvmlGpu(rig.uuid)]
     pidfd = os.pidfd_open(trainer)
     try:
-        ending = control(
+        why, undone = control(
             gpus,
             begin,
             trainer=pidfd,
@@ -57,7 +57,7 @@ def _control(
         )
     finally:
         os.close(pidfd)
-    return ending.why, ending.undone[0].done
+    return why, undone[0].done
 
 
 def test_it_ends_with_the_trainer(rig: Rig, other: "subprocess.Popen[bytes]") -> None:

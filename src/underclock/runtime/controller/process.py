@@ -79,13 +79,6 @@ def try_clocks(setter: Setter, some: Collection[Clocks]) -> None:
             setter(Setting(domain), None)
 
 
-class Ending(NamedTuple):
-    """Why it ended, in a few words, and what was undone, GPU by GPU."""
-
-    why: str
-    undone: tuple[Undone, ...]
-
-
 def control(
     gpus: Sequence[SettableGpu],
     begin: Callable[[Mapping[str, GuardedGpu]], Work],
@@ -94,8 +87,10 @@ def control(
     folder: Path,
     watchdog: WatchdogProcess,
     tell: Tell,
-) -> Ending:
+) -> tuple[str, tuple[Undone, ...]]:
     """Set clocks as the work says, until the trainer or something else ends; then undo.
+
+    Returns why it ended, in a few words, and what was undone, GPU by GPU.
 
     Args:
         gpus: Which GPUs the work may set.
@@ -127,7 +122,7 @@ def control(
                 watchdog.close()
             elif (error := sys.exception()) is not None:
                 error.add_note("; ".join(failed))
-    return Ending(why, undone)
+    return why, undone
 
 
 class _Ends(NamedTuple):
@@ -138,12 +133,11 @@ class _Ends(NamedTuple):
         self, watchdog: WatchdogProcess, wait_s: float = 0.0, more: tuple[int, ...] = ()
     ) -> str | None:
         """Wait for an end or a message; return why it ends, if it does."""
-        signals = self.asked.fileno()
-        heard = [self.trainer, signals, watchdog.fileno(), *more]
+        heard: list[Any] = [self.trainer, self.asked, watchdog, *more]
         ready, _, _ = select.select(heard, [], [], wait_s)
         if self.trainer in ready:
             return TRAINER_ENDED
-        if signals in ready:
+        if self.asked in ready:
             return f"asked to end by {signal.Signals(self.asked.recv(1)[0]).name}"
         return None
 
@@ -187,7 +181,9 @@ def asked_to_end() -> Iterator[socket.socket]:
         yield ours
 
 
-def carry_out(order: Mapping[str, Any], watchdog: WatchdogProcess, tell: Tell) -> Ending:
+def carry_out(
+    order: Mapping[str, Any], watchdog: WatchdogProcess, tell: Tell
+) -> tuple[str, tuple[Undone, ...]]:
     """Do what a controller was started for.
 
     Args:

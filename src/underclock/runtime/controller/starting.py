@@ -199,7 +199,7 @@ def main() -> None:
         watchdog = WatchdogProcess(runtime_folder())
         from underclock.runtime.controller.process import carry_out  # noqa: PLC0415
 
-        ending = carry_out(json.loads(sys.argv[1]), watchdog, _say)
+        why, undone = carry_out(json.loads(sys.argv[1]), watchdog, _say)
     except (UnderclockError, OSError) as exc:
         # Of whatever file it is: everything was undone, and why must be known.
         hint = f"see to the folder of runs, or name another with {RUNTIME_DIR}"
@@ -211,8 +211,7 @@ def main() -> None:
         error = "; ".join((str(ours), *getattr(exc, "__notes__", ())))
         _say({"state": "refused", "error": error, "hint": ours.hint, "kind": type(ours).__name__})
         sys.exit(ours.exit_code)
-    undone = [one._asdict() for one in ending.undone]
-    _say({"state": "ended", "why": ending.why, "undone": undone})
+    _say({"state": "ended", "why": why, "undone": [one._asdict() for one in undone]})
 
 
 def _say(message: Mapping[str, Any]) -> None:

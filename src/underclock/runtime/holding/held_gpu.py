@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -43,20 +43,39 @@ Settings = dict[Setting, int]
 
 
 class Holding:
-    """What is held on one GPU, by a controller of its own, once the driver has accepted it."""
+    """What is held on one GPU, by a controller of its own, for the length of a block."""
 
     def __init__(
         self,
         gpu: NvmlGpu,
         asked: Settings,
         warnings: tuple[str, ...],
-        controller: ControllerProcess,
+        *,
+        work: str,
+        options: Mapping[str, Any],
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
-        armed = controller.armed()
-        self.asked = asked
+        """Start the controller, and wait until the driver has accepted all of it."""
+        self.asked, self._gpu, self._over = asked, gpu, False
+        self._controller = ControllerProcess.start(
+            [gpu.uuid()], work=work, options=options, stdin=stdin
+        )
+        try:
+            armed = self._controller.armed()
+        except BaseException:
+            self._controller.close()
+            raise
         self.warnings = (*warnings, *armed["notes"])
         self.recovered = tuple(line for one in armed["recovered"] for line in one["done"])
-        self._gpu, self._controller, self._over = gpu, controller, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.end()
+        finally:
+            self._controller.close()
 
     @property
     def pid(self) -> int:
@@ -108,28 +127,6 @@ def _index_of(gpu: str) -> int:
 
 
 @contextmanager
-def _kept(
-    gpu: NvmlGpu,
-    asked: Settings,
-    warnings: tuple[str, ...],
-    *,
-    work: str,
-    options: Mapping[str, Any],
-    stdin: int = subprocess.DEVNULL,
-) -> Iterator[Holding]:
-    """Have a controller hold a GPU for the length of a block; as `ControllerProcess.start`."""
-    controller = ControllerProcess.start([gpu.uuid()], work=work, options=options, stdin=stdin)
-    try:
-        held = Holding(gpu, asked, warnings, controller)
-        try:
-            yield held
-        finally:
-            held.end()
-    finally:
-        controller.close()
-
-
-@contextmanager
 def holding(
     plan: Plan | str | Path, *, gpu: str = "nvml:0", anyway: bool = False
 ) -> Iterator[Holding]:
@@ -176,7 +173,7 @@ def holding(
             )
         check_clocks([("the whole job", plan.fixed or AUTO)], listed_clocks(opened))
         options = {opened.uuid(): {str(setting): value for setting, value in asked.items()}}
-        with _kept(opened, asked, warnings, work=_HOLD, options=options) as held:
+        with Holding(opened, asked, warnings, work=_HOLD, options=options) as held:
             yield held
 
 
@@ -236,8 +233,9 @@ def governor(
         stack.callback(os.close, reads)
         stack.callback(os.close, writes)
         options = {"plan": file.name, "latency_s": latency_s, "index": index}
-        kept = _kept(opened, {}, warnings, work=_GOVERN, options=options, stdin=reads)
-        governing = stack.enter_context(kept)
+        governing = stack.enter_context(
+            Holding(opened, {}, warnings, work=_GOVERN, options=options, stdin=reads)
+        )
         try:
             yield hook
         finally:
