@@ -45,8 +45,9 @@ def rank() -> None:
     """Mark iterations until the launcher is gone."""
     at, parent = int(sys.argv[1]), int(sys.argv[2])  # which may have ended before we looked
     run = Path(os.environ["UNDERCLOCK_RUN"])
-    gpu = json.loads(run.read_text())["gpus"][at]
-    launch_s = json.loads((run.parent / "parts.json").read_text())[at]["schedules"][0]["launch_s"]
+    described = json.loads(run.read_text())
+    gpu, parts = described["gpus"][at], json.loads((run.parent / "parts.json").read_text())
+    launch_s = parts[described.get("first", 0) + at]["schedules"][0]["launch_s"]
     marks = [*gpu["marks"], len(launch_s)]
     lasts_s = [sum(launch_s[a:b]) for a, b in pairwise(marks)]
     page = Page.open(gpu["page"])

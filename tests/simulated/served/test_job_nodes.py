@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import job_kills
 from made_jobs import job, slow_forwards
 from underclock.hw.base import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
@@ -20,37 +21,38 @@ from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import write_document
 from underclock.testing import Control, served_gpus
 
-_TESTS = Path(__file__).parents[2]
-_CLOCK = SystemClock()
+# Marks iterations at the times of the plan until its parent ends, without PyTorch.
+_RANK = (
+    "import os, sys, job_kills_work; sys.argv += ['0', str(os.getppid())]; job_kills_work.rank()"
+)
+_CLOCK, _STUDIES = SystemClock(), str(Path(job_kills.__file__).parent)
 
 
 class Nodes:
     """Two machines of one rank each, on one host; runs and GPUs are each one's own."""
 
-    def __init__(self, folder: Path, control: Control, steps: int) -> None:
+    def __init__(self, folder: Path, control: Control) -> None:
         self.control, self.folder = control, folder
         write_document(
             folder / "job.plan.json", slow_forwards(job(transfer_s=(1e-3,), unit_s=0.01))
         )
-        leader, store = _free_port(), _free_port()
-        self.runs = [self._run(rank, steps, leader, store) for rank in (1, 0)][::-1]
+        leader = _free_port()
+        self.runs = [self._run(rank, leader) for rank in (1, 0)][::-1]
 
-    def _run(self, rank: int, steps: int, leader: int, store: int) -> subprocess.Popen[bytes]:
+    def _run(self, rank: int, leader: int) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
             "RANK": str(rank),
             "LOCAL_RANK": "0",
             "WORLD_SIZE": "2",
-            "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store),
+            "PYTHONPATH": os.pathsep.join([_STUDIES, os.environ.get("PYTHONPATH", "")]),
             RUNTIME_DIR: str(self.folder / f"node{rank}"),
             SIMULATOR: str(self.folder / "s"),
         }
         underclock = [sys.executable, "-m", "underclock", "run", "job.plan.json"]
         underclock += ["--gpu", f"nvml:{rank}", "--first-rank", str(rank)]
         underclock += ["--leader", f"127.0.0.1:{leader}", "--guard", "0", "--log", f"{rank}.jsonl"]
-        training = [sys.executable, str(_TESTS / "pipelined.py"), str(steps)]
+        training = [sys.executable, "-P", "-c", _RANK]
         with (self.folder / f"{rank}.err").open("wb") as said:
             return subprocess.Popen(
                 [*underclock, "--", *training], cwd=self.folder, env=environment, stderr=said
@@ -92,8 +94,8 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitSta
         yield stack
 
 
-def _nodes(started: ExitStack, folder: Path, steps: int) -> Nodes:
-    nodes = Nodes(folder, started.enter_context(Control(str(folder / "s"))), steps)
+def _nodes(started: ExitStack, folder: Path) -> Nodes:
+    nodes = Nodes(folder, started.enter_context(Control(str(folder / "s"))))
     for each in nodes.runs:
         started.callback(each.wait)
         started.callback(each.terminate)
@@ -113,7 +115,7 @@ def _waited_s(nodes: Nodes, until: Callable[[], bool], most_s: float = 60.0) -> 
 def test_two_machines_hold_a_plan_together_until_the_one_that_decides_is_killed(
     started: ExitStack, tmp_path: Path
 ) -> None:
-    nodes = _nodes(started, tmp_path, 2000)
+    nodes = _nodes(started, tmp_path)
     # Clocks are set, and given back, before anything is held as well.
     _waited_s(nodes, lambda: all("has armed" in str(nodes.events(rank)) for rank in range(2)))
     _waited_s(nodes, lambda: all(nodes.clocks_are_set))

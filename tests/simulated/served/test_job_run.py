@@ -67,7 +67,7 @@ def test_each_rank_is_held_by_its_part_and_given_back(control: Control, tmp_path
     log, plan = tmp_path / "log.jsonl", tmp_path / "job.plan.json"
     write_document(plan, _plan(unit_s=0.01))
     told: list[str] = []
-    ran = run(plan, _torchrun(40), HowToRun(window=8, log=log, tell=told.append))
+    ran = run(plan, _torchrun(32), HowToRun(window=8, log=log, tell=told.append))
 
     assert (ran.code, ran.why) == (0, "the training process ended")
     assert _as_found(control)
