@@ -38,6 +38,20 @@ GONE_COMMANDS: Final[dict[str, str]] = {
 GONE_OPTIONS: Final[dict[str, str]] = {
     "underclock measure --clocks": "`--grid steer` steers clocks; they are held where that is "
     "allowed",
+    "underclock measure --warmup": "`--window 0.5s,1s` warms each kernel for 0.5 s, and measures "
+    "for 1 s",
+    "underclock plan --accounting": "`underclock.plan(..., isolated=True)` in Python adds up "
+    "kernels measured alone",
+    "underclock plan --min-dwell": "`--latency` with the duration keeps clocks for as long",
+    "underclock plan --power-limit": "set the limit with `nvidia-smi -pl`, then measure and plan",
+    "underclock plan --raw": "`underclock.plan(..., raw=True)` in Python takes samples for the "
+    "truth",
+    "underclock plan --aggregate": '`underclock.Goal(aggregate="local")` in Python lets each '
+    "kernel keep the budget",
+    "underclock run --arms": "`--compare auto,plan` lets ways of choosing clocks take turns",
+    "underclock run --node-power": "ranks keep the power limits they have; nvidia-smi -pl sets any",
+    "underclock transfer --own": "those samples go beside the plan that -o names",
+    "underclock validate --tolerance": "`underclock.validate(..., tolerance=0.001)` in Python",
 }
 """By the command that had the option, as it was typed, and the option."""
 
