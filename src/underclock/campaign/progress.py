@@ -74,11 +74,7 @@ class Tally:
 def expected_of(
     measurer: Measurer, samples: SampleSet, campaign: Campaign, spent_s: float
 ) -> Expected | None:
-    """Return what a campaign is expected to take; ``None`` of a table, which answers at once.
-
-    Args:
-        measurer: Where it runs.
-    """
+    """Return what a campaign is expected to take; ``None`` of a table, which answers at once."""
     measuring = samples.measuring
     if Capability.RUN not in measurer.capabilities or measuring is None:
         return None
@@ -127,12 +123,7 @@ def warming_s(measuring: MeasurementSettings) -> float:
 
 
 class TimeLeft:
-    """Says how much longer the first measurements take, and then what follows.
-
-    Args:
-        expected: Before anything ran.
-        now_s: The measurer's clock.
-    """
+    """Says how much longer the first measurements take, and then what follows."""
 
     def __init__(self, expected: Expected, now_s: Callable[[], float]) -> None:
         self._expected = expected

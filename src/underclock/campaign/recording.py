@@ -281,9 +281,6 @@ def record(
 ) -> SampleSet:
     """Take windows into a file, made or continued, with what the measurer has to say of them.
 
-    Args:
-        measurer: Where they are taken.
-
     Returns:
         Everything in the file.
 

@@ -472,8 +472,6 @@ class Link:
 
         Args:
             throughput: ``None`` where it is not known: then nothing goes with the clocks.
-            highest_mhz: Core and memory.
-            limit_w: By default, of the GPU.
         """
         core_mhz, mem_mhz = map(float, highest_mhz)
         taken_s, sent = self.taken_s(kernel), kernel.bytes_moved or 0.0

@@ -166,9 +166,6 @@ def read_samples(
 ) -> SampleSet:
     """Return samples, reading them where a samples file, a table or a DataFrame is given.
 
-    Args:
-        confirm: As of `read_table`.
-
     Raises:
         DataError: The file is missing, damaged, or neither.
         UsageError: It is nothing that holds samples.

@@ -96,7 +96,6 @@ class ProcessRank:
         """Return the GPU that it should make current; ``None`` where it need not.
 
         Args:
-            there: How many GPUs the process sees.
             current: The current GPU; one that is not the first was chosen by the script.
         """
         return self.local if current == 0 < self.local < there else None

@@ -194,7 +194,6 @@ def source_of(
 
     Args:
         what: ``FILE.py:FUNCTION``, which was just imported.
-        folder: Of the file that will name it.
         sizes: With which the function was called.
     """
     file, _, function = what.rpartition(":")

@@ -20,7 +20,6 @@ def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
     """Build a workload by name, e.g. ``gpt3-xl`` or ``llama3-8b-decode``.
 
     Args:
-        name: A key of `MODELS`.
         overrides: Fields of `Shape` or `ServedShape` to change, e.g. ``{"batch": 8, "tp": 4}``.
 
     Raises:

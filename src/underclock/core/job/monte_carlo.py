@@ -146,7 +146,6 @@ def reserved(table: JobTable, auto: RowChoice, part: float, scale: float) -> Job
     auto has none, for where it is late auto is as late.
 
     Args:
-        table: Of the job.
         auto: What runs where nothing is set.
         part: Of auto's time of planned instructions.
         scale: By which all room is multiplied in the end.

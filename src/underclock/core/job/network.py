@@ -91,7 +91,6 @@ class Network:
 
         Args:
             taken_s: What each takes. Shape (A,).
-            budget_s: For the iteration.
         """
         due = np.full(len(taken_s), budget_s)
         for at in reversed(self.order):

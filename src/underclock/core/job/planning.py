@@ -82,10 +82,6 @@ class JobGoal:
 def plan_job(job: Job, goal: JobGoal) -> JobPlan:
     """Choose clocks for every instruction of every rank.
 
-    Args:
-        job: To plan.
-        goal: What to keep.
-
     Raises:
         DataError: Ranks wait in a circle, or energies are not known.
     """

@@ -34,7 +34,6 @@ class Relaxation:
     """The program of a job.
 
     Args:
-        table: Of the job.
         rows: That may be used. Shape (P, R).
         wait_w: What each rank draws waiting. Shape (ranks,).
 
@@ -181,7 +180,6 @@ class Groups:
     """Instructions that share a clock.
 
     Args:
-        table: Of the job.
         of: Group of each planned instruction of a first stream, else -1. Shape (n,).
         wait_w: What each rank draws waiting at least. Shape (ranks,).
 

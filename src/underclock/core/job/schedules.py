@@ -93,15 +93,10 @@ def pipeline(
     """Lay out one iteration of a pipeline.
 
     Args:
-        schedule: One of `SCHEDULES`.
-        shape: Of the job.
         profiles: ``stage 0 forward``, ``stage 0 backward`` and so on; per virtual stage or per
             rank, whose chunks then share it evenly. With ``weights``, ``recompute`` and
             ``optimizer`` given too, these are instructions of their own.
         waiting: What ranks of each stage draw while they wait.
-        gpu: What ranks run on.
-        workload: What is trained.
-        evidence: Where the profiles come from.
 
     Raises:
         UsageError: There is no such schedule, or not of this shape.

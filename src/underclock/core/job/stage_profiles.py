@@ -300,7 +300,6 @@ def with_profiles(job: Job, profiles: Mapping[str, Profile]) -> Job:
     and take more or less energy. What no profile is of takes its time whatever the clocks.
 
     Args:
-        job: With times only.
         profiles: ``stage 0 forward`` and so on.
 
     Raises:

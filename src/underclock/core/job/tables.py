@@ -406,8 +406,6 @@ def timeline(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -
     What meets other ranks is drawn from where the last of them is there.
 
     Args:
-        job: What is run.
-        clocks: Of each rank.
         latency_s: How late a change of clocks comes.
 
     Raises:

@@ -362,9 +362,7 @@ def latency_curve(
 
     Args:
         per_kernel: Choices to start from. Shapes (K,).
-        latencies_s: Where to plan.
         own: What the plan holds, where its latency is one of these.
-        effort: How far to look.
     """
     free = dataclasses.replace(rules, latencies=LatencyTable.free())
     problem = sequence_problem(table, order, free)

@@ -78,7 +78,6 @@ def served(
 
     Args:
         steps: No two of one phase, batch and context.
-        budget: What each of them keeps.
 
     Returns:
         A bucket for each step, by phase, batch and context; and the clocks that are best where

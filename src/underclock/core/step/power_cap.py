@@ -160,7 +160,6 @@ def under_ceiling(asked_mhz: Floats, times_s: Floats, mean_mhz: float) -> Floats
     Args:
         asked_mhz: Of each piece. Shape (P,).
         times_s: How long each takes. Shape (P,).
-        mean_mhz: The mean clock that was read.
     """
     ceilings_mhz = np.append(0.0, np.unique(asked_mhz))
     means_mhz = np.minimum(asked_mhz, ceilings_mhz[:, None]) @ (times_s / times_s.sum())
@@ -173,7 +172,6 @@ def phases_of(segments: Sequence[int], lasts_s: Floats) -> Ints:
 
     Args:
         segments: Of each piece, which segment it is part of.
-        lasts_s: How long each piece lasts.
     """
     runs = [at for at, own in enumerate(segments) if at == 0 or own != segments[at - 1]]
     phases: Ints = np.arange(max(segments) + 1)

@@ -449,7 +449,6 @@ def auto_expected(table: CostTable, order: Ints, known: CostTable) -> CostTable:
         table: Costs at locked clocks, at the scale and temperature of the known step, with its
             closure, cap and heat.
         order: Kernel of each launch. Shape (n,).
-        known: The step that ran.
     """
     table = dataclasses.replace(table, power_cap=dataclasses.replace(cap_of(table), order=order))
     settled = _with_auto_settled(table)

@@ -79,7 +79,6 @@ def captured_step(
 
     Args:
         calls: What asked for each node, as far as `profile.captured_calls` knows.
-        data_sizes: As for `step.traced_step`.
 
     Raises:
         MeasurementError: Nothing was seen of the plain run.
@@ -189,9 +188,7 @@ def otherwise_captured(
     Some libraries ask whether they are being captured, and then take another way.
 
     Args:
-        nodes: The graph's.
         aligned: The activity of each in a plain run, as `align` returns it.
-        plain: All activities of that run.
     """
     working = sum(node.kind is not NodeKind.OTHER for node in nodes)
     matched = {id(activity) for activity in aligned if activity is not None}

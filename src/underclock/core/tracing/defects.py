@@ -48,10 +48,6 @@ class SoundTrace:
 def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
     """Exclude from a trace what cannot be.
 
-    Args:
-        trace: In the Chrome format.
-        name: Of the trace, for errors.
-
     Raises:
         DataError: No event is whole, no work of the GPU has a call, or it is of several GPUs.
     """

@@ -181,7 +181,6 @@ def operator_and_shapes(
     """Return a collective and what it sends and receives, as an operator with its inputs.
 
     Args:
-        event: Of the GPU.
         chain: What was open on the host as it was asked for, outermost first.
     """
     arguments = [event.get("args", {}), *(range_.arguments for range_ in reversed(chain))]

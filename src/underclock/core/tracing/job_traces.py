@@ -40,7 +40,6 @@ def traced_job(
     Args:
         traces: One of each rank. The last step that all of them have says the order, and every such
             step how long things take.
-        workload: What is trained.
         waiting_w: What a rank draws while it waits; ``None`` where that is not known.
 
     Returns:

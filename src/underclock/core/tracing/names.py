@@ -337,8 +337,6 @@ def without_sizes(shapes: str, instead: str = NO_SIZE, known: Collection[int] = 
     """Return a shapes text with something instead of the sizes that the data decides.
 
     Args:
-        shapes: The text.
-        instead: What.
         known: Numbers that came out of the data; by default sizes of pools alone are replaced.
     """
     rest = _RANGE.sub(instead, shapes)

@@ -143,7 +143,6 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
 
     Args:
         trace: In the Chrome format, as ``export_chrome_trace`` writes it.
-        name: Of the trace, for errors.
 
     Raises:
         DataError: It is no such trace, or no step has ranges that name microbatches.
@@ -415,7 +414,6 @@ def _messages(events: Sequence[_Event], group: Sequence[int]) -> list[Message]:
     itself, or one that does several at once.
 
     Args:
-        events: Of the trace.
         group: Ranks that number each other, where an operator says a number within its group.
     """
     asked = sorted((e for e in events if e["name"] in _TRANSFERS), key=lambda e: float(e["ts"]))

@@ -85,7 +85,6 @@ def traced_step(
 
     Args:
         matched: The activity of each; ``None`` where unknown.
-        cleared: As for `launch_groups`.
         warnings: Sentences that a reader of the trace must see.
         obstacle: Why its kernels cannot be isolated.
         data_sizes: Numbers that came out of the step's data; launches whose shapes differ in these

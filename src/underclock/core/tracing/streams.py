@@ -168,10 +168,6 @@ def with_shares(
     A step waits for the part of them that outlasts overlapped launches if the host is ahead. Other
     launches count in full although some run side by side: they run at one clock at one time, and
     the step's closure has how much less than their sum it takes.
-
-    Args:
-        launches: As for `streams.streams`.
-        waits: Likewise.
     """
     apart = _apart(launches)
     if not apart.any():
@@ -195,12 +191,7 @@ def with_shares(
 
 
 def beside_note(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> str | None:
-    """Return a note of how far collectives and copies overlap launches; ``None`` without any.
-
-    Args:
-        launches: As `with_shares` returns them.
-        waits: As for `streams.streams`.
-    """
+    """Return a note of how far collectives and copies overlap launches; ``None`` without any."""
     apart = _apart(launches)
     if not apart.any():
         return None
