@@ -18,7 +18,9 @@ A job of many GPUs is ``plan_job(pipeline_job("1f1b", "profile.csv", stages=8,
 microbatches=32))``, a `JobPlan` of a `Job`.
 
 A plan with a schedule is held while a command trains, ``underclock.run(plan, command)`` with
-`HowToRun`, or while a block of this process does, ``with underclock.applied(plan)``. A
+`HowToRun`, or while a block of this process does, ``with underclock.applied(plan)``;
+``underclock.tune(command)`` finds a plan, ``underclock.observe(command)`` sets nothing and counts
+energy, and ``underclock.saved()`` sums up what runs saved. A
 server's clocks are held phase by phase, ``with underclock.governor(serving_plan) as hook``.
 
 ``measure(gpu=..., to=..., campaign=Campaign(near=plan))`` takes on another board of the model what
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
     from underclock.campaign.grid import Campaign as Campaign
     from underclock.campaign.grid import ClockControl as ClockControl
     from underclock.campaign.grid import Grid as Grid
+    from underclock.commands import observe as observe
+    from underclock.commands import saved as saved
+    from underclock.commands import tune as tune
     from underclock.core.planning.best_choice import Goal as Goal
     from underclock.core.planning.serving import ServingBudget as ServingBudget
     from underclock.errors import UnderclockError as UnderclockError
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     from underclock.integrations import lightning_callback as lightning_callback
     from underclock.integrations import transformers_callback as transformers_callback
     from underclock.integrations import transformers_report_to as transformers_report_to
+    from underclock.ledger import SavedTotal as SavedTotal
     from underclock.records import Clocks as Clocks
     from underclock.records import Plan as Plan
     from underclock.records import SampleSet as SampleSet
@@ -90,6 +96,7 @@ _HOMES = {
         "app.switching": "Switching",
         "app.transferring": "Confirm transfer",
         "app.validating": "validate",
+        "commands": "observe saved tune",
         "campaign.grid": "Campaign ClockControl Grid",
         "core.planning.strategies": "Goal",
         "core.planning.serving": "ServingBudget",
@@ -98,6 +105,7 @@ _HOMES = {
         "integrations": (
             "accelerate_tracker lightning_callback transformers_callback transformers_report_to"
         ),
+        "ledger": "SavedTotal",
         "records": "Clocks Plan SampleSet Step Validation",
         "records.job": "Job JobPlan",
         "records.latencies": "LatencyTable",

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+import underclock
 from small_training import SCRIPT
 from underclock.app import main
+from underclock.errors import UsageError
+from underclock.hw.nvml_calls import SIMULATOR
+from underclock.ledger import LEDGER
 from underclock.records import Plan, Step
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import SampleFile, read_document
+from underclock.testing import served_gpus
 
 _AGAIN = ["tune", "--gpu", "sim:a100", "-o", "tuned"]
 _TUNE = [*_AGAIN, "--precision", "3%"]
@@ -51,6 +56,25 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
     assert "plan.json is there already" in said.err
     assert said.out.count("trained") == 1  # tracing it again would have ended it before
     assert "steps seen" in said.out
+
+
+def test_python_finds_the_same_plan_and_counts_what_a_command_draws(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    main([*_TUNE, "--", sys.executable, "train.py", "4"])
+
+    found = underclock.tune([sys.executable, "train.py", "4"], gpu="sim:a100", to="tuned")
+
+    assert found == read_document(Path("tuned/plan.json"), Plan)
+    assert found.answer[0] in capfd.readouterr().out
+    with pytest.raises(UsageError, match="cannot sum by 'year'"):
+        underclock.saved("year")
+    with served_gpus("a100", Path("gpu.sock")), pytest.MonkeyPatch.context() as patched:
+        patched.setenv(SIMULATOR, "gpu.sock")
+        patched.setenv(LEDGER, "ledger.jsonl")
+        assert underclock.observe(f"{sys.executable} train.py 4").energy_j
+        (total,) = underclock.saved()
+    assert (total.against, total.saved_j) == ("observed", 0.0)
 
 
 def _on_file() -> tuple[object, ...]:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from invented import GPU, LATENCY_PLAN, PLAN, VALIDATION
+from underclock.errors import NotSupportedError
 from underclock.records import (
     AUTO,
     Clocks,
@@ -114,3 +115,40 @@ def test_samples_go_to_a_frame_and_come_back(monkeypatch: pytest.MonkeyPatch) ->
     assert len(clocks) == len(PLAN.kernels)
     assert clocks[1]["core_mhz"] == 1680
     assert clocks[1]["saved_j"] == pytest.approx(80.0 / 96)
+
+
+class _Axes:
+    """Stands for axes of matplotlib."""
+
+    def __init__(self) -> None:
+        self.drawn: dict[str, tuple[float, ...]] = {}
+        self.title = ""
+
+    def plot(self, x: tuple[float, ...], y: tuple[float, ...], style: str, *, label: str) -> None:
+        assert style in {"-", "o"}
+        assert len(x) == len(y)
+        self.drawn[label] = y
+
+    def set(self, *, xlabel: str, ylabel: str, title: str) -> None:
+        assert "time" in xlabel
+        assert "energy" in ylabel
+        self.title = title
+
+    def legend(self) -> None:
+        assert self.drawn
+
+
+def test_a_plan_is_drawn_with_its_answer_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = SimpleNamespace(subplots=lambda: (None, _Axes()))
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", pyplot)
+
+    axes = LATENCY_PLAN.plot()
+
+    assert axes.title == LATENCY_PLAN.answer[0]
+    assert axes.drawn["the plan"] == pytest.approx((-5.12,))
+    assert axes.drawn["auto"] == (0.0,)
+    assert len(axes.drawn["other time budgets"]) == len(LATENCY_PLAN.frontier)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(NotSupportedError, match="needs matplotlib") as caught:
+        LATENCY_PLAN.plot()
+    assert caught.value.hint == "pip install matplotlib"

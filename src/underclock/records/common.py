@@ -251,10 +251,22 @@ def as_frame(rows: Iterable[Mapping[str, object]]) -> Any:  # noqa: ANN401 - pan
     Raises:
         NotSupportedError: pandas is not installed.
     """
+    return installed("pandas", "a DataFrame").DataFrame(list(rows))
+
+
+def installed(module: str, what: str) -> Any:  # noqa: ANN401 - of a library that is not needed
+    """Return a module that a user may have.
+
+    Args:
+        module: Its name.
+        what: What needs it.
+
+    Raises:
+        NotSupportedError: It is not installed.
+    """
     try:
-        pandas = importlib.import_module("pandas")
+        return importlib.import_module(module)
     except ImportError as exc:
-        raise NotSupportedError(
-            "a DataFrame needs pandas, which is not installed", hint="pip install pandas"
-        ) from exc
-    return pandas.DataFrame(list(rows))
+        name = module.partition(".")[0]
+        words = f"{what} needs {name}, which is not installed"
+        raise NotSupportedError(words, hint=f"pip install {name}") from exc

@@ -31,6 +31,7 @@ from underclock.records.common import (
     Record,
     as_frame,
     check_agrees,
+    installed,
 )
 from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.work import Step
@@ -277,6 +278,30 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         if words and not anyway:
             raise DataError(words[0], hint=hint)
         return words
+
+    def plot(self, axes: Any = None) -> Any:  # noqa: ANN401 - matplotlib is not needed
+        """Draw energy against time: what more time would save, auto, the plan; return the axes.
+
+        Args:
+            axes: Of matplotlib, to draw on; by default new ones.
+
+        Raises:
+            NotSupportedError: matplotlib is not installed.
+        """
+        if axes is None:
+            axes = installed("matplotlib.pyplot", "a drawing").subplots()[1]
+        line = self.achievable_frontier or self.frontier
+        name = "if clocks changed at once" if self.bound is self.chosen else "other time budgets"
+        for label, costs, style in (
+            (name, line, "-"),
+            ("auto", (self.auto,), "o"),
+            ("the plan", (self.promise,), "o"),
+        ):
+            places = [(100.0 * each.time_change, 100.0 * each.energy_change) for each in costs]
+            axes.plot(*zip(*places, strict=True), style, label=label) if places else None
+        axes.set(xlabel="time, change (%)", ylabel="energy, change (%)", title=self.answer[0])
+        axes.legend()
+        return axes
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is not needed
         """Return the clocks that it holds as a pandas DataFrame, a row per kernel and clock pair.
