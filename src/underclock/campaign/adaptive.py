@@ -37,32 +37,23 @@ from underclock.records import ALONE, Clocks, Kernel, SampleSet, Window
 _NEAR = 0.015  # of log core clock: a look there says something of both
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
-    """What further samples are worth."""
-
-    per_s: Floats  # of each entry, in J per step for each second that it takes, (K, S)
-    unsure: float  # standard deviation of the promised change of energy; the greatest of all goals
-    half_width: float  # half the width of the 95 % interval of what is promised; likewise
-
-    def best(self, most: int) -> list[tuple[int, int]]:
-        """Return kernels and settings worth most, at most one setting a kernel."""
-        at, value = self.per_s.argmax(axis=1), self.per_s.max(axis=1)
-        return [(k, int(at[k])) for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
-
-
 def worth_of_samples(
     fit: Estimate,
     goals: Sequence[Goal],
     unused: Callable[[Sequence[Clocks]], Bools],
     takes_s: Callable[[float], float],
     taken: Mapping[tuple[str, Clocks], int],
-) -> Worth:
+) -> tuple[Floats, float, float]:
     """Say what further samples of a GPU, or of rows with repeats, are worth to plans.
 
     Args:
         unused: Returns where there is an answer that was not yet given. Shape (K, S).
         takes_s: Returns the GPU time of one sample, from that of a launch in s.
+
+    Returns:
+        Of each entry, (K, S), in J per step for each second that it takes; then the standard
+        deviation of the promised change of energy, and half the width of the 95 % interval of what
+        is promised, each the greatest of all goals.
     """
     costs, table = fit.costs, fit.costs.table
     # A free core clock says nothing to the fit, however often it is asked.
@@ -94,15 +85,15 @@ def worth_of_samples(
     known = dataclasses.replace(costs, step_error=(0.0, 0.0))
     made = [known.predicted_change(plan) for plan in plans if plan is not None]
     launch_s = np.where(np.isfinite(table.time_s), table.launches.time_s, np.inf)
-    return Worth(
-        per_s=gains / np.vectorize(takes_s)(launch_s),
-        unsure=max([change.energy_spread for change in made], default=0.0),
-        half_width=TWO_SIDED * promise_spread(known, goals, plans),
+    return (
+        gains / np.vectorize(takes_s)(launch_s),
+        max([change.energy_spread for change in made], default=0.0),
+        TWO_SIDED * promise_spread(known, goals, plans),
     )
 
 
-def worth_of_rows(fit: Estimate, known: CostTable, goals: Sequence[Goal]) -> Worth:
-    """Say what further rows of a table without repeats are worth to plans.
+def worth_of_rows(fit: Estimate, known: CostTable, goals: Sequence[Goal]) -> Floats:
+    """Say what further rows of a table without repeats are worth to plans, in J. Shape (K, S).
 
     Args:
         known: Costs of the rows that were looked at.
@@ -113,14 +104,10 @@ def worth_of_rows(fit: Estimate, known: CostTable, goals: Sequence[Goal]) -> Wor
     time_s[:, columns], energy_j[:, columns] = known.time_s, known.energy_j
     looked_at = dataclasses.replace(table, time_s=time_s, energy_j=energy_j)
     seen = np.isfinite(time_s)
-    gains = sum(
-        (
-            improvement_of_table(fit.costs, looked_at, seen, fit.measurable, goal.max_slowdown)
-            for goal in goals
-        ),
-        start=np.zeros(time_s.shape),
-    )
-    return Worth(per_s=gains, unsure=0.0, half_width=0.0)
+    gains = np.zeros(time_s.shape)
+    for goal in goals:
+        gains += improvement_of_table(fit.costs, looked_at, seen, fit.measurable, goal.max_slowdown)
+    return gains
 
 
 def promise_spread(costs: Costs, goals: Sequence[Goal], plans: Sequence[Ints | None]) -> float:
@@ -364,22 +351,22 @@ class Adaptive(WindowPolicy):
         """Return the windows worth most; none where the promise is sharp enough already."""
         if samples.is_exact:
             known = cost_table(samples, baseline=self._baseline)
-            worth = worth_of_rows(fit, known, self._campaign.goals)
+            worth, half_width = worth_of_rows(fit, known, self._campaign.goals), 0.0
         else:
-            worth = worth_of_samples(
+            worth, self._unsure, half_width = worth_of_samples(
                 fit, self._campaign.goals, self._unused, self._bench.takes_s, self._taken
             )
-        self._unsure = worth.unsure
         # A table answers at once: its samples are limited by number, not by what is enough.
-        short_of = worth.half_width / self._campaign.precision
+        short_of = half_width / self._campaign.precision
         self.short_of = short_of if self._runs and math.isfinite(short_of) else None
         if self._runs and short_of <= 1.0:
             self.why = "the promise is as sharp as asked"
             return []
-        best = worth.best(
-            max(1, len(self._kernels) // _ROUNDS_A_KERNEL, len(samples.samples) // _MORE)
-        )
-        wanted = [self._kernel(self._kernels[k], fit.costs.table.settings[c]) for k, c in best]
+        # The kernels and settings of highest value, at most one setting a kernel.
+        most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL, len(samples.samples) // _MORE)
+        value, settings = worth.max(axis=1), fit.costs.table.settings
+        best = [k for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
+        wanted = [self._kernel(self._kernels[k], settings[worth[k].argmax()]) for k in best]
         reference: list[Wanted] = []
         if self._runs:
             longest = int(np.argmax(fit.costs.table.energy_j[:, -1]))
@@ -398,8 +385,8 @@ class Adaptive(WindowPolicy):
                 if variance[k] >= variance.mean()
                 and self._has_more(self._kernels[k], self._baseline)
             ]
-            most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
-            baseline_again = [self._kernel(self._kernels[k], self._baseline) for k in again[:most]]
+            few = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
+            baseline_again = [self._kernel(self._kernels[k], self._baseline) for k in again[:few]]
         wanted += [*reference, *baseline_again]
         some = self._in_random_order(wanted)
         if some and self._whole and self._rests_on_baseline(fit):

@@ -20,7 +20,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.campaign.grid import Campaign, Points, SharedRecorder
-from underclock.campaign.progress import TICK_S, Phase, Tally, TimeLeft, warming_s
+from underclock.campaign.progress import TICK_S, Tally, TimeLeft, warming_s
 from underclock.campaign.recording import Recorder, WindowPolicy, window_of
 from underclock.core.design import Wanted
 from underclock.core.model.parameters import unknown_gpu
@@ -37,7 +37,6 @@ from underclock.records import (
     Mix,
     Plan,
     SampleSet,
-    Window,
 )
 from underclock.records.latencies import Domain, LatencyTable
 from underclock.runtime.simulated import Scheduled
@@ -301,7 +300,11 @@ class CampaignRun:
             DeviceError, MeasurementError: From the GPU, or the time limit ends it and nothing was
                 measured.
         """
-        goes_on = not self._is_spent_by_warming()
+        # Whether warming up again would leave nothing of a time limit that earlier runs used.
+        measuring, limit_s = self._recorder.file.header.measuring, self._policy.limit_s
+        goes_on = True
+        if limit_s is not None and measuring is not None and self._policy.warms:
+            goes_on = self._earlier_s + measuring.least_warm_s < limit_s
         if goes_on and not self._ends():
             self._policy.begin()
             wanted = self._policy.next(self._spent_s)
@@ -337,34 +340,24 @@ class CampaignRun:
                     if one.warm:
                         self._warm()
                     self._tell(_words(one))
-                    self._follow(self._recorder.take(one))
-
-    def _follow(self, window: Window) -> None:
-        """Take what a window calls for while its clocks are held."""
-        while more := self._policy.at_once(window):
-            for one in more:
-                if self._ends():
-                    return
-                self._tell(_words(one))
-                self._recorder.take(one)
+                    window = self._recorder.take(one)
+                    while more := self._policy.at_once(window):  # while its clocks are held
+                        for called_for in more:
+                            if self._ends():
+                                return
+                            self._tell(_words(called_for))
+                            self._recorder.take(called_for)
 
     def _warm(self) -> None:
         self._tell("warming the GPU to a steady temperature")
         header = self._recorder.file.header
         self._recorder.measurer.warm(header.launches or header.kernels)
 
-    def _is_spent_by_warming(self) -> bool:
-        """Whether warming up again would leave nothing of a time limit that earlier runs used."""
-        measuring = self._recorder.file.header.measuring
-        if self._policy.limit_s is None or measuring is None or not self._policy.warms:
-            return False
-        return self._earlier_s + measuring.least_warm_s >= self._policy.limit_s
-
     def _tell(self, doing: str) -> None:
         taken, limit_s = self._recorder.taken, self._policy.limit_s
-        phase = Phase()
+        phase, phase_s, left_s = "", 0.0, None
         if self._left is not None and self._policy.total is None:
-            phase = self._left.phase(taken - self._before, self._policy.short_of)
+            phase, phase_s, left_s = self._left.phase(taken - self._before, self._policy.short_of)
         self._progress(
             Tally(
                 done=taken,
@@ -372,9 +365,9 @@ class CampaignRun:
                 gpu_s=self._recorder.measurer.now_s() - self._began_s,
                 doing=doing,
                 time_limit_s=None if limit_s is None else max(0.0, limit_s - self._earlier_s),
-                phase=phase.name,
-                phase_s=phase.spent_s,
-                left_s=phase.left_s,
+                phase=phase,
+                phase_s=phase_s,
+                left_s=left_s,
             )
         )
 

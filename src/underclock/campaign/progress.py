@@ -105,15 +105,6 @@ def expected_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Where a campaign is."""
-
-    name: str = ""
-    spent_s: float = 0.0
-    left_s: float | None = None  # about how much more it takes; ``None`` where that is unknown
-
-
 def warming_s(measuring: MeasurementSettings) -> float:
     """Return about how long it takes until the temperature is steady enough, from a cold GPU."""
     moves = math.expm1(measuring.steady_s / _HEAT_S)  # until a look, of what is still to come
@@ -130,8 +121,10 @@ class TimeLeft:
         self._now_s = now_s
         self._began_s = self._first_s = self._then_s = now_s()
 
-    def phase(self, taken: int, short_of: float | None) -> Phase:
-        """Return where the campaign is.
+    def phase(self, taken: int, short_of: float | None) -> tuple[str, float, float | None]:
+        """Return the campaign's phase, GPU time in s since that began, and about what is left.
+
+        What is left is ``None`` where that is unknown.
 
         Args:
             short_of: How many times as unsure as asked the promise is; ``None`` while none is made.
@@ -144,8 +137,8 @@ class TimeLeft:
                 left_s = max(0.0, self._expected.first_s - (now_s - self._began_s))
             else:
                 left_s = (now_s - self._first_s) / taken * (self._expected.first - taken)
-            return Phase("first look", now_s - self._began_s, left_s)
+            return "first look", now_s - self._began_s, left_s
         # The variance of what is measured goes down with the number of measurements.
         all_s, more = now_s - self._began_s, None if short_of is None else short_of**2 - 1.0
         left = None if more is None else all_s * max(0.0, more)
-        return Phase("samples of highest value", now_s - self._then_s, left)
+        return "samples of highest value", now_s - self._then_s, left
