@@ -15,7 +15,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 IMAGES = Path(__file__).parents[1] / "docs/images"
-_WIDE_PX, _HIGH_PX = 1100, 1180
+_WIDE_PX, _HIGH_PX = 1100, 1040
 
 
 def _zoomed(page: Page) -> None:

@@ -172,7 +172,7 @@ def lines_of(plan: Plan) -> list[FrontierLine]:
             is_own=not held,
         ),
         FrontierLine(
-            name=f"if they take {duration_text(own_s)}" if own_s else "as clocks change",
+            name=f"if clocks take {duration_text(own_s)}" if own_s else "as clocks change",
             takes=f"{duration_text(own_s) if own_s else 'as long as measured'}, as planned",
             latency_s=own_s or math.inf,
             points=points_of(plan.achievable_frontier, limit),
