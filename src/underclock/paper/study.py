@@ -15,7 +15,6 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -126,40 +125,27 @@ BATCH = {8: change("batch 8")}
 TENSOR_PARALLEL = {degree: change(f"tensor parallel {degree}") for degree in (4, 8, 16)}
 
 
-def _read_table1() -> tuple[PublishedKernel, ...]:
-    """Read Table 1, in launch order; changes are in percent of the kernel's own."""
-    return tuple(
-        PublishedKernel(
-            section=row["section"],
-            kernel=row["kernel"],
-            invocations=int(row["invocations"]),
-            clocks=Clocks(core_mhz=parse_mhz(row["core_mhz"]), mem_mhz=parse_mhz(row["mem_mhz"])),
-            change=Change(time_pct=float(row["time_pct"]), energy_pct=float(row["energy_pct"])),
-        )
-        for row in _rows("table1.csv")
+# In launch order; changes are in percent of the kernel's own.
+TABLE1 = tuple(
+    PublishedKernel(
+        section=row["section"],
+        kernel=row["kernel"],
+        invocations=int(row["invocations"]),
+        clocks=Clocks(core_mhz=parse_mhz(row["core_mhz"]), mem_mhz=parse_mhz(row["mem_mhz"])),
+        change=Change(time_pct=float(row["time_pct"]), energy_pct=float(row["energy_pct"])),
     )
-
-
-TABLE1 = _read_table1()
-
+    for row in _rows("table1.csv")
+)
 
 PAPERS_GPU = "sim:rtx3080ti"
 WORKLOAD = "gpt3-xl"
 _SECOND_GPU = "sim:a4000"
 _BATCHES = (1, 2, 4, 8, 16, 24, 32, BATCH_SIZE)
 _BOTH = "kernels that lower both clocks"
+_CORE, _MEMORY = frozenset({"core"}), frozenset({"memory"})
 _SACRIFICED_PCT = 5.0  # far from both the GEMMs that get faster and those that get 9 % slower
 _Ours = dict[str, float | None]
 """Our numbers by their names in the paper; ``None`` where there are none."""
-
-
-class Lever(StrEnum):
-    """Which clocks a choice holds below the ones that the kernel runs at under auto."""
-
-    CORE = "core"
-    MEMORY = "memory"
-    BOTH = "both"
-    NEITHER = "neither"
 
 
 class Study(Record, frozen=True, kw_only=True):
@@ -233,29 +219,28 @@ def run_study(conditions: Conditions) -> Study:
     rows = table1_rows(discovered, auto)
     ours |= _table1(rows) | _validation(discovered, conditions) | _transfers(discovered, conditions)
     # Which clocks the paper's choices lower depends on those that the GPU at hand runs at.
-    counted = {_BOTH: sum(row.paper_lever is Lever.BOTH for row in rows)}
+    counted = {_BOTH: sum(row.paper_lowers == _CORE | _MEMORY for row in rows)}
     other = f"the paper measured an RTX 3080 Ti; ours are of {conditions.gpu}"
+    quoted = []
+    for number in QUOTED.values():
+        if number.name in ours:
+            paper, own = float(counted.get(number.name, number.paper)), ours[number.name]
+            found = None if own is None else float(own)
+            off = None if found is None else found - paper
+            quoted.append(msgspec.structs.replace(number, paper=paper, ours=found, difference=off))
     return Study(
         evidence=samples.evidence,
         gpu=samples.gpu,
         calibration=gpu.calibration,
         second=f"{again.gpu.name}: {second_gpu.calibration}",
         kernels=len(rows),
-        same=sum(row.lever is row.paper_lever for row in rows),
-        overlapping=sum(overlap(row.lever, row.paper_lever) for row in rows),
-        quoted=tuple(
-            _beside(quoted, counted.get(quoted.name, quoted.paper), ours[quoted.name])
-            for quoted in QUOTED.values()
-            if quoted.name in ours
+        same=sum(row.lowers == row.paper_lowers for row in rows),
+        overlapping=sum(
+            row.lowers == row.paper_lowers or bool(row.lowers & row.paper_lowers) for row in rows
         ),
+        quoted=tuple(quoted),
         warnings=discovered.warnings + (() if conditions.gpu.startswith(PAPERS_GPU) else (other,)),
     )
-
-
-def _beside(quoted: QuotedNumber, paper: float, ours: float | None) -> QuotedNumber:
-    found = None if ours is None else float(ours)
-    difference = None if found is None else found - float(paper)
-    return msgspec.structs.replace(quoted, paper=float(paper), ours=found, difference=difference)
 
 
 def basis_of(group: str, name: str) -> str:
@@ -412,8 +397,8 @@ class Table1Row:
     kernel: str
     core_mhz: int | None
     change: Change
-    lever: Lever
-    paper_lever: Lever
+    lowers: frozenset[str]
+    paper_lowers: frozenset[str]
 
 
 def table1_rows(discovered: Plan, auto: Mapping[str, Clocks]) -> tuple[Table1Row, ...]:
@@ -440,8 +425,8 @@ def table1_rows(discovered: Plan, auto: Mapping[str, Clocks]) -> tuple[Table1Row
                 kernel=paper.kernel,
                 core_mhz=choice.clocks.core_mhz,
                 change=_percent(choice),
-                lever=lever(choice.clocks, auto[kernel.name]),
-                paper_lever=lever(paper.clocks, auto[kernel.name]),
+                lowers=_lowered(choice.clocks, auto[kernel.name]),
+                paper_lowers=_lowered(paper.clocks, auto[kernel.name]),
             )
         )
     return tuple(rows)
@@ -450,8 +435,8 @@ def table1_rows(discovered: Plan, auto: Mapping[str, Clocks]) -> tuple[Table1Row
 def _table1(rows: Sequence[Table1Row]) -> _Ours:
     gemms = [row for row in rows if row.kernel == "GEMM"]
     sacrificed = [row for row in gemms if row.change.time_pct > _SACRIFICED_PCT]
-    lowered = [row for row in gemms if row.lever is Lever.MEMORY and row not in sacrificed]
-    slow_core = [row for row in rows if row.kernel != "GEMM" and row.lever is Lever.CORE]
+    lowered = [row for row in gemms if row.lowers == _MEMORY and row not in sacrificed]
+    slow_core = [row for row in rows if row.kernel != "GEMM" and row.lowers == _CORE]
     cores = [float(row.core_mhz) for row in slow_core if row.core_mhz is not None]
     ours: _Ours = {"sacrificed GEMMs": len(sacrificed)}
     for group, some in (
@@ -462,7 +447,7 @@ def _table1(rows: Sequence[Table1Row]) -> _Ours:
         ours |= _ends(group, "time", [row.change.time_pct for row in some])
         ours |= _ends(group, "energy", [row.change.energy_pct for row in some])
     ours |= _ends("core-lowered others", "clock", cores)
-    return ours | {_BOTH: sum(row.lever is Lever.BOTH for row in rows)}
+    return ours | {_BOTH: sum(row.lowers == _CORE | _MEMORY for row in rows)}
 
 
 def _ends(group: str, of: str, ours: Sequence[float]) -> _Ours:
@@ -473,21 +458,15 @@ def _ends(group: str, of: str, ours: Sequence[float]) -> _Ours:
     }
 
 
-def lever(chosen: Clocks, auto: Clocks) -> Lever:
-    """Return which clocks a choice lowers.
+def _lowered(chosen: Clocks, auto: Clocks) -> frozenset[str]:
+    """Return which clocks a choice holds below those that were read under auto.
 
-    A clock at or above the one that was read under auto lowers nothing: 9501 MHz is a memory clock
-    lowered only where auto runs a faster one. What was not read is not lowered either.
+    9501 MHz is a memory clock lowered only where auto runs a faster one. What was not read is not
+    lowered.
     """
-    core, memory = (
-        one is not None and other is not None and one < other
-        for one, other in ((chosen.core_mhz, auto.core_mhz), (chosen.mem_mhz, auto.mem_mhz))
+    both = (
+        (_CORE, chosen.core_mhz, auto.core_mhz),
+        (_MEMORY, chosen.mem_mhz, auto.mem_mhz),
     )
-    if core:
-        return Lever.BOTH if memory else Lever.CORE
-    return Lever.MEMORY if memory else Lever.NEITHER
-
-
-def overlap(one: Lever, two: Lever) -> bool:
-    """Return whether two levers have a clock in common; `Lever.NEITHER` only has itself."""
-    return one is two or (Lever.BOTH in {one, two} and Lever.NEITHER not in {one, two})
+    lower = (name for name, held, read in both if held is not None and held < (read or 0))
+    return frozenset().union(*lower)

@@ -13,11 +13,9 @@ from underclock.app import main
 from underclock.paper.study import (
     TABLE1,
     TABLE2,
-    Lever,
     QuotedNumber,
     Study,
     before_optimizer,
-    overlap,
 )
 from underclock.records import (
     Aggregate,
@@ -133,17 +131,3 @@ def test_the_published_table_is_the_shared_one() -> None:
             assert ("auto" if clock is None else str(clock)) == row[field]
         assert ours.change.time_pct == float(row["time_change_pct"])
         assert ours.change.energy_pct == float(row["energy_change_pct"])
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "expected"),
-    [
-        (Lever.BOTH, Lever.CORE, True),
-        (Lever.MEMORY, Lever.BOTH, True),
-        (Lever.CORE, Lever.MEMORY, False),
-        (Lever.NEITHER, Lever.BOTH, False),
-        (Lever.NEITHER, Lever.NEITHER, True),
-    ],
-)
-def test_sharing_one_clock_is_overlapping(one: Lever, two: Lever, *, expected: bool) -> None:
-    assert overlap(one, two) is overlap(two, one) is expected
