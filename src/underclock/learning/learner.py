@@ -52,7 +52,7 @@ _LOWEST, _APART, _WIDENS = 0.5, 0.007, 15.0  # of the highest clock; apart at th
 _ABOVE = 1.15  # times auto's clock: the highest that a segment may have
 _LATELY = 7  # blocks at auto that say what a step takes there
 _AGAIN_S = 3600.0  # that learned clocks are held until they are compared with auto again
-_MOST_SEGMENTS = 12  # more are learned slower than they save
+_FEW_SEGMENTS, _MOST_SEGMENTS = 3, 12  # have every clock; more are learned slower than they save
 _STEADY, _LEAST_BLOCKS = 60, 100  # blocks without a better best choice end the looking
 
 
@@ -206,7 +206,7 @@ class Learner:
             steps=sum(each.steps for each in autos),
         )
         self._auto_mhz = float(middle.core_mhz.max())
-        chosen = options(self._listed_mhz, self._auto_mhz, is_sparse=len(self._auto) > 1)
+        chosen = options(self._listed_mhz, self._auto_mhz, len(self._auto))
         self.core_mhz = tuple(sorted({*chosen, *self.held_before}))
         self._response = Response(self.core_mhz, middle)
 
@@ -464,16 +464,16 @@ def _scatter(values: Floats) -> float:
     return robust_sigma(np.diff(np.log(values))) / math.sqrt(2.0)
 
 
-def options(listed_mhz: Sequence[int], auto_mhz: float, *, is_sparse: bool) -> tuple[int, ...]:
+def options(listed_mhz: Sequence[int], auto_mhz: float, segments: int) -> tuple[int, ...]:
     """Return the core clocks to choose from, ascending, up to the first above auto's or further.
 
-    Args:
-        is_sparse: Whether some do: close together next to auto's, where budgets end, and further
-            apart below and above.
+    Of many segments some do: close together next to auto's, where budgets end, and further apart
+    below and above.
     """
     near_mhz = min((mhz for mhz in listed_mhz if mhz >= auto_mhz), default=max(listed_mhz))
-    if not is_sparse:
-        return tuple(m for m in sorted(listed_mhz) if _LOWEST * near_mhz <= m <= near_mhz)
+    if segments <= _FEW_SEGMENTS:
+        most_mhz = near_mhz if segments == 1 else _ABOVE * near_mhz
+        return tuple(m for m in sorted(listed_mhz) if _LOWEST * near_mhz <= m <= most_mhz)
     taken = [near_mhz]
     for mhz in sorted(listed_mhz, reverse=True):
         apart = _APART * (near_mhz + _WIDENS * (near_mhz - mhz))

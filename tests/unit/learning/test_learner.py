@@ -230,8 +230,8 @@ def test_phases_are_what_takes_turns_and_what_a_cap_cannot_tell_apart() -> None:
 
 
 def test_options_end_above_auto_and_lie_closer_at_the_top() -> None:
-    every = options(LISTED, 1897.0, is_sparse=False)
-    some = options(LISTED, 1897.0, is_sparse=True)
+    every = options(LISTED, 1897.0, 1)
+    some = options(LISTED, 1897.0, 9)
     assert every[-1] == 1905
     assert 1905 in some
     near = some.index(1905)
@@ -239,7 +239,7 @@ def test_options_end_above_auto_and_lie_closer_at_the_top() -> None:
     assert some[near] - some[near - 1] < some[1] - some[0]
     assert some[near + 1] - some[near] <= some[-1] - some[-2]
     assert 2070 <= some[-1] <= 1.15 * 1905
-    assert options((1000,), 1200.0, is_sparse=False) == (1000,)
+    assert options((1000,), 1200.0, 1) == (1000,)
 
 
 def test_a_block_moves_what_is_expected_and_its_error() -> None:
