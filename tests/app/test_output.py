@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from fake_gpu import FakeClock
 from underclock.app import main
 from underclock.app.output import (
+    PlainLines,
     clean,
     counted_bar,
     progress_bar,
@@ -108,9 +110,9 @@ class _Pipe(io.StringIO):
 
 def test_plain_lines_come_where_stderr_is_piped() -> None:
     for bar, told, words in (
-        (share_bar, (0.25,), "work: 25%; 0:00:00, "),
-        (counted_bar, (3, 11, "at 6 ms\x1b[2J"), "work: 3/11, at 6 ms\\u001b[2J; 0:00:00, "),
-        (progress_bar, (_tally(10, 40, 60.0),), "work: 10/40, 1 min of GPU time, a at auto; "),
+        (share_bar, (0.5,), "work: 50%; 0:00:00, "),
+        (counted_bar, (5, 11, "at 6 ms\x1b[2J"), "work: 5/11, at 6 ms\\u001b[2J; 0:00:00, "),
+        (progress_bar, (_tally(20, 40, 60.0),), "work: 20/40, 1 min of GPU time, a at auto; "),
     ):
         pipe = _Pipe()
         with redirect_stderr(pipe), bar("work", every_s=0.01) as show:
@@ -123,3 +125,13 @@ def test_plain_lines_come_where_stderr_is_piped() -> None:
         assert "\x1b" not in pipe.getvalue()
         before = len(lines)
         assert not pipe.came.acquire(timeout=0.03) or len(pipe.getvalue().splitlines()) == before
+
+
+def test_no_time_left_is_said_before_it_can_be_known() -> None:
+    clock = FakeClock()
+    lines = PlainLines("work", clock)
+    clock.sleep_s(10.0)
+    lines.show(completed=0.1, total=1.0)
+    assert lines.line() == "work: 0:00:10"
+    lines.show(completed=0.5, total=1.0)
+    assert lines.line() == "work: 0:00:10, 0:00:10 left"

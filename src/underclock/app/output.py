@@ -38,7 +38,7 @@ _ESCAPES = {
     for code in (*range(0x20), *range(0x7F, 0xA0), *_BIDIRECTIONAL)
     if chr(code) not in _KEPT
 }
-_EVERY_S = 10.0  # a line
+_EVERY_S, _TELLING = 10.0, 1 / 3  # a line; the share done from which the time left can be known
 _READ_WITHIN_S = 1.0  # the last line, by the reader of stderr, before the command goes on
 _Show = Callable[..., None]
 """Takes what is to be shown, by name: description, completed, total, count, gpu_time, doing."""
@@ -305,7 +305,7 @@ class PlainLines:
         """Return it."""
         now_s = self._clock.now_s()
         share, phase_s = self._share, now_s - self._phase_s
-        left_s = phase_s * (1 - share) / share if share else None
+        left_s = phase_s * (1 - share) / share if share and share >= _TELLING else None
         words = [self._fields.get(name) for name in ("count", "gpu_time", "doing")]
         said = ", ".join(str(word) for word in words if word)
         times = times_text(now_s - self._begun_s, left_s)
@@ -320,7 +320,8 @@ def _bar(title: str, console: "Console") -> Iterator[_Show]:
 
     class Times(ProgressColumn):
         def render(self, task: Task) -> Text:
-            return Text(times_text(task.elapsed, task.time_remaining))
+            known = task.percentage >= 100.0 * _TELLING
+            return Text(times_text(task.elapsed, task.time_remaining if known else None))
 
     columns = (
         TextColumn("{task.description}"),
