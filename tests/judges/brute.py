@@ -26,7 +26,7 @@ class KnapsackBruteForce:
 
     def solve(self, problem: Problem, start: Items[Ints] = ()) -> Solution:  # noqa: ARG002
         """Return the cheapest choice within the budget; of equals the first."""
-        quanta = Quanta.of(problem)
+        quanta = Quanta(problem)
         best, best_energy = None, math.inf
         settings = [np.flatnonzero(row).tolist() for row in quanta.available]
         for choice in itertools.product(*settings):

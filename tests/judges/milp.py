@@ -175,5 +175,5 @@ class KnapsackMilp:
 
 
 def _fits(problem: Problem, choice: Ints) -> bool:
-    quanta = Quanta.of(problem)
+    quanta = Quanta(problem)
     return int(quanta.time[np.arange(len(choice)), choice].sum()) <= quanta.budget

@@ -118,44 +118,32 @@ def busy_w(
     return idle_w(gpu, core_mhz, mem_mhz, temperature_c) + own_w
 
 
-@dataclass(frozen=True, slots=True)
 class WarmPower:
-    """Board power while a kernel runs over and over at many clocks, for any temperature.
+    """Board power while a kernel runs over and over at clocks, each (R,), for any temperature.
 
-    What does not depend on the temperature is known once.
+    What does not depend on the temperature is worked out once.
     """
 
-    gpu: GpuConstants
-    calm_w: Floats  # what neither core clock nor temperature change, (R,)
-    leak_w: Floats  # leakage at the reference temperature, (R,)
-    tree_w: Floats  # clock tree, (R,)
-    own_w: Floats  # what the kernel adds, (R,)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         gpu: GpuConstants,
         kernel: KernelLike[float] | KernelLike[Floats],
         core_mhz: Floats,
         mem_mhz: Floats,
-    ) -> "WarmPower":
-        """Look at a kernel at clocks, each of shape (R,)."""
+    ) -> None:
         volts = voltage_v(gpu, core_mhz)
-        taken_s = duration_s(gpu, kernel, core_mhz, mem_mhz)
-        return cls(
-            gpu,
-            gpu.board_w + np.interp(mem_mhz, gpu.mem_points_mhz, gpu.mem_points_w),
-            gpu.leak_w_per_v3 * volts**3,
-            gpu.clock_w_per_ghz_v2 * volts**2 * core_mhz / 1000.0,
-            launch_w(gpu, kernel, core_mhz, taken_s),
-        )
+        self._gpu = gpu
+        self._calm_w = gpu.board_w + np.interp(mem_mhz, gpu.mem_points_mhz, gpu.mem_points_w)
+        self._leak_w = gpu.leak_w_per_v3 * volts**3
+        self._tree_w = gpu.clock_w_per_ghz_v2 * volts**2 * core_mhz / 1000.0
+        self._own_w = launch_w(gpu, kernel, core_mhz, duration_s(gpu, kernel, core_mhz, mem_mhz))
 
     def first(self, count: int, temperature_c: float) -> Floats:
         """Return what `busy_w` does at the first clocks, to the last bit. Shape (count,)."""
         some = slice(count)
-        warmth = 1.0 + self.gpu.leak_per_c * (temperature_c - REFERENCE_C)
-        idle_w = self.calm_w[some] + self.leak_w[some] * warmth + self.tree_w[some]
-        power_w: Floats = idle_w + self.own_w[some]
+        warmth = 1.0 + self._gpu.leak_per_c * (temperature_c - REFERENCE_C)
+        idle_w = self._calm_w[some] + self._leak_w[some] * warmth + self._tree_w[some]
+        power_w: Floats = idle_w + self._own_w[some]
         return power_w
 
 

@@ -73,7 +73,7 @@ class Network:
         """Activities in steps, whom each link waits for, and how long after."""
         links = [(of, on, lag_s) for of, each in enumerate(self.waits) for on, lag_s in each]
         of, on = (np.array([each[at] for each in links], dtype=np.int64) for at in (0, 1))
-        return Sweep.of(len(self.waits), of, on), on, np.array([each[2] for each in links])
+        return Sweep(len(self.waits), of, on), on, np.array([each[2] for each in links])
 
     @cached_property
     def order(self) -> list[int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Floats, Ints
 from underclock.core.solvers.problems import Problem, Solution, costed
 from underclock.records import Status
 
@@ -26,7 +26,6 @@ _MOST_DIGITS = 300  # a power of ten that a float64 still holds
 _TOGETHER = 1_000  # groups wrapped at a time, so that their tables stay in the processor's cache
 
 
-@dataclass(frozen=True, slots=True)
 class Quanta:
     """A problem in whole numbers, so that comparing two sums leaves nothing to rounding.
 
@@ -34,32 +33,22 @@ class Quanta:
     picosecond for steps up to 1000 s, finer for shorter ones. (Nanoseconds would be a part in a
     thousand of a microsecond kernel.) Where a table is itself on a coarser grid, the quantum is the
     grid's: two choices that differ then differ by a whole step of it, which makes proofs shorter.
+
+    Attributes:
+        time: 0 where a setting is not available. Shape (G, S).
+        energy: 0 in the same places. Shape (G, S).
+        budget: In time quanta; -1 for any that is negative.
+        rounding_j: What rounding can at most change the energy of a choice by.
     """
 
-    time: Ints  # 0 where a setting is not available, (G, S)
-    energy: Ints  # 0 in the same places, (G, S)
-    available: Bools
-    budget: int  # in time quanta; -1 for any that is negative
-    per_joule: float
-    rounding_j: float  # what rounding can at most change the energy of a choice by
-
-    @classmethod
-    def of(cls, problem: Problem) -> "Quanta":
-        """Round a problem to whole quanta."""
-        available = np.isfinite(problem.time_s)
-        time, fine, coarse = _whole(np.where(available, problem.time_s, 0.0))
+    def __init__(self, problem: Problem) -> None:
+        self.available = np.isfinite(problem.time_s)
+        self.time, fine, coarse = _whole(np.where(self.available, problem.time_s, 0.0))
         # A budget that is the sum of rounded times must admit the rounded sum: half a quantum each.
-        budget = (problem.budget_s * fine + 0.5 * len(time)) / coarse
-        most = float(time.max(axis=1).sum())
-        energy, per_joule, step = _whole(np.where(available, problem.energy_j, 0.0))
-        return cls(
-            time=time,
-            energy=energy,
-            available=available,
-            budget=math.floor(max(-1.0, min(budget, most))),
-            per_joule=per_joule / step,
-            rounding_j=0.5 * len(time) / per_joule,
-        )
+        budget = (problem.budget_s * fine + 0.5 * len(self.time)) / coarse
+        self.budget = math.floor(max(-1.0, min(budget, float(self.time.max(axis=1).sum()))))
+        self.energy, fine, coarse = _whole(np.where(self.available, problem.energy_j, 0.0))
+        self.per_joule, self.rounding_j = fine / coarse, 0.5 * len(self.time) / fine
 
 
 def _whole(values: Floats) -> tuple[Ints, float, int]:
@@ -140,7 +129,7 @@ def trades(quanta: Quanta) -> Trades:
 
 def supported(problem: Problem) -> tuple[Floats, Floats]:
     """Return time in s and energy in J of every supported point, fastest first. Shape (T + 1,)."""
-    return _points(problem, trades(Quanta.of(problem)))
+    return _points(problem, trades(Quanta(problem)))
 
 
 def _points(problem: Problem, steps: Trades) -> tuple[Floats, Floats]:
@@ -158,7 +147,7 @@ def _points(problem: Problem, steps: Trades) -> tuple[Floats, Floats]:
 
 def least_product(problem: Problem, *, power: int) -> Solution:
     """Minimise energy x time^power over all choices, ignoring the budget; exact."""
-    steps = trades(Quanta.of(problem))
+    steps = trades(Quanta(problem))
     time_s, energy_j = _points(problem, steps)
     best = steps.choice_after(int(np.argmin(energy_j * time_s**power)))
     return costed(problem, best, Status.OPTIMAL)

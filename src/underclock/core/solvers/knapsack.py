@@ -55,7 +55,7 @@ def solve_knapsack(problem: Problem, max_labels: int = Effort.PROOF.labels) -> S
         max_labels: Most labels kept in one search, each of up to 4 bytes until it ends; past them
             the answer is feasible, with a bound.
     """
-    tree = Tree(Quanta.of(problem))
+    tree = Tree(Quanta(problem))
     if tree.spare < 0:
         return infeasible()
     lost = tree.search(max_labels)
@@ -189,7 +189,7 @@ class Tree:
         live = (cost <= most[:, None]) & quanta.available
         live[list(node.fixed)] = False
         live[self.rows, node.base] = True
-        stages = Stages.of(quanta, node.base, live)
+        stages = Stages(quanta, node.base, live)
         ahead, soonest = stages.ahead(rates)
         # Terms added one by one, as many as there are stages, err by so many parts of their sum.
         rounding = rounding + _EPSILON * len(ahead) * np.abs(ahead[0])
@@ -245,19 +245,16 @@ def _greedy(steps: Trades, fits: int, left: int, stuck: set[int]) -> tuple[dict[
     return moves, energy
 
 
-@dataclass(frozen=True, slots=True)
 class Stages:
-    """The groups that may move, by how much time they can move, and their moves, end to end."""
+    """The groups that have more than to stay, by how much time they can move, and their moves.
 
-    group: Ints
-    first: Ints  # where a stage's moves begin; one more than there are stages, (J + 1,)
-    setting: Ints  # (sum of I,)
-    time: Ints  # relative to the base, (sum of I,)
-    energy: Ints  # relative to the base, (sum of I,)
+    Attributes:
+        first: Where a stage's moves begin; one more than there are stages. Shape (J + 1,).
+        setting: Of the moves of all stages, end to end. Shape (sum of I,).
+        time: Relative to the base, as energy. Shape (sum of I,).
+    """
 
-    @classmethod
-    def of(cls, quanta: Quanta, base: Ints, live: Bools) -> "Stages":
-        """Lay out the moves of every group that has more than to stay."""
+    def __init__(self, quanta: Quanta, base: Ints, live: Bools) -> None:
         group = np.flatnonzero(live.sum(axis=1) > 1)
         stay = base[group]
         time = quanta.time[group] - quanta.time[group, stay][:, None]
@@ -265,14 +262,9 @@ class Stages:
         allowed = live[group]
         order = np.argsort(-np.where(allowed, np.abs(time), 0).max(axis=1), kind="stable")
         allowed = allowed[order]
-        row, setting = np.nonzero(allowed)
-        return cls(
-            group[order],
-            np.concatenate(([0], np.cumsum(allowed.sum(axis=1)))),
-            setting,
-            time[order[row], setting],
-            energy[order[row], setting],
-        )
+        row, self.setting = np.nonzero(allowed)
+        self.group, self.first = group[order], np.append(0, np.cumsum(allowed.sum(axis=1)))
+        self.time, self.energy = (each[order[row], self.setting] for each in (time, energy))
 
     def ahead(self, rates: Floats) -> tuple[Floats, Ints]:
         """Return what the stages from each on can at best contribute.

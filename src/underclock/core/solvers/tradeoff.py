@@ -49,12 +49,12 @@ class TradeoffProblem:
     @cached_property
     def forwards(self) -> "Sweep":
         """Activities from the first to the last."""
-        return Sweep.of(len(self.curve), self.waits_of, self.waits_on)
+        return Sweep(len(self.curve), self.waits_of, self.waits_on)
 
     @cached_property
     def after_s(self) -> Floats:
         """What comes after each activity's end takes at least. Shape (A,)."""
-        backwards = Sweep.of(len(self.curve), self.waits_on, self.waits_of)
+        backwards = Sweep(len(self.curve), self.waits_on, self.waits_of)
         return backwards.begins(self.shortest_s, self.waits_of, self.lag_s)
 
     @cached_property
@@ -167,18 +167,18 @@ class TradeoffProblem:
         return math.fsum(terms_j) - float(unsure_j)
 
 
-@dataclass(frozen=True, slots=True)
 class Sweep:
-    """Activities in an order in which each comes after all those that it looks at."""
+    """Activities in an order in which each comes after all those that it looks at.
 
-    # activities that can be done at once; the links by which they look at earlier ones, sorted by
-    # activity; and where each activity's links begin. The first step has no links; in later steps
-    # every activity has one
-    steps: tuple[tuple[Ints, Ints, Ints], ...]
+    They are ordered by how many are before them; those in a circle have no place.
 
-    @classmethod
-    def of(cls, count: int, of: Ints, on: Ints) -> "Sweep":
-        """Put activities in order by how many are before them; those in a circle have no place."""
+    Attributes:
+        steps: Activities that can be done at once; the links by which they look at earlier ones,
+            sorted by activity; and where each activity's links begin. The first step has no links;
+            in later steps every activity has one.
+    """
+
+    def __init__(self, count: int, of: Ints, on: Ints) -> None:
         by_on = np.argsort(on, kind="stable")
         starts = np.searchsorted(on[by_on], np.arange(count + 1))
         left = np.bincount(of, minlength=count)
@@ -197,12 +197,10 @@ class Sweep:
         by_of = np.argsort(rank[of], kind="stable")
         first = np.searchsorted(rank[of][by_of], np.arange(count + 1))
         ends = np.searchsorted(level[order], np.arange(depth + 1))
-        return cls(
-            tuple(
-                (order[a:b], by_of[first[a] : first[b]], first[a:b] - first[a])
-                for a, b in pairwise(ends.tolist())
-            )
-        )
+        self.steps = [
+            (order[a:b], by_of[first[a] : first[b]], first[a:b] - first[a])
+            for a, b in pairwise(ends.tolist())
+        ]
 
     def begins(self, taken_s: Floats, on: Ints, lag_s: Floats) -> Floats:
         """Return when activities begin if each does as early as it can. Shape (A, ...).

@@ -114,7 +114,7 @@ class SimulatedCosts:
         warm = self._warm.get((kernel, mem_mhz))
         if warm is None:
             all_mem_mhz = np.full_like(self._bins_mhz, mem_mhz)
-            warm = WarmPower.of(self._constants, kernel, self._bins_mhz, all_mem_mhz)
+            warm = WarmPower(self._constants, kernel, self._bins_mhz, all_mem_mhz)
             if len(self._warm) >= _WARM_REMEMBERED:
                 self._warm.clear()
             self._warm[kernel, mem_mhz] = warm

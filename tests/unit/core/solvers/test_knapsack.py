@@ -284,7 +284,7 @@ def test_a_budget_that_a_choice_takes_exactly_admits_it(
     choice = data.draw(st.lists(st.integers(0, count - 1), min_size=groups, max_size=groups))
     rows = np.arange(groups)
 
-    quanta = Quanta.of(
+    quanta = Quanta(
         Problem(
             time_s=time_s,
             energy_j=np.ones_like(time_s),
