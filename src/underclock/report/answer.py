@@ -58,6 +58,8 @@ def next_sentence(plan: Plan, file: str, train: str = "") -> str:
         text = _more_time(plan)
     elif plan.bound is plan.chosen:
         text = "--latency 6ms, or as long as your GPU takes, for what it can follow"
+        if not plan.step.order:  # then changes between launches cannot be planned
+            text = "a step of your own, in the order of its launches: underclock tune"
     elif plan.evidence is Evidence.SIMULATED:
         text = "the same command with --hold trains under these clocks, on the simulated GPU"
         if not train:
@@ -72,6 +74,8 @@ def next_sentence(plan: Plan, file: str, train: str = "") -> str:
 
 def _more_time(plan: Plan) -> str:
     offers = larger_budgets(plan)
+    if ONE_PAIR in plan.warnings:
+        return "samples at other clocks: underclock measure"
     if plan.latency_range_s and plan.latency_curve and not no_change(plan.latency_curve[0]):
         return "measure how long your GPU takes: underclock latency --gpu nvml:0 -o latency.json"
     if not offers or round(offers[-1][1], 3) >= 0.0:
