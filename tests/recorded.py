@@ -59,7 +59,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def traced(self, name: str) -> Traced:
         """Trace the step, as `underclock trace` does."""
-        plain = PlainRun.of(self.trace)
+        plain = PlainRun(self.trace)
         if not self.nodes:
             return profiled_step(name, plain)
         calls = captured_calls(self.capture) if self.capture else ()

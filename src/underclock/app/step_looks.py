@@ -119,7 +119,7 @@ class StepLook:
         with recorded() as trace:
             yield
             wait_for_gpu(library)
-        plain = PlainRun.of(trace, typical_s)
+        plain = PlainRun(trace, typical_s)
         check_one_device(plain.seen, library.cuda.current_device())
         self.ranks.agree(_LOOK)
         return trace, plain

@@ -115,7 +115,7 @@ def running_step(
         trace = looked_again(partial(profile, step), warm.restore, looks())
         if onlooker.keep is not None:
             onlooker.keep(trace)
-        plain = PlainRun.of(trace, step_s)
+        plain = PlainRun(trace, step_s)
         waiting = waiting_operators(torch(), synchronising(trace))
         check_one_device(plain.seen, torch().cuda.current_device())
         try:

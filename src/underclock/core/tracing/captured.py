@@ -13,7 +13,6 @@ choose another algorithm, and compiled parts fuse theirs. FLOPs per element are 
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -22,7 +21,7 @@ import msgspec
 from underclock.core.tracing.host import complete_events, is_collective
 from underclock.core.tracing.profile import activities, check_seen, lost_note, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
-from underclock.core.tracing.streams import Wait, beside_note, with_shares
+from underclock.core.tracing.streams import beside_note, with_shares
 from underclock.records import ASSUMED, Step
 from underclock.records.work import (
     LAUNCH_MARK,
@@ -41,29 +40,24 @@ _Key = tuple[NodeKind, str, tuple[int, int, int], tuple[int, int, int]]
 _TOLD = 0.1  # of the step; less than that lies between launches of any step
 
 
-@dataclass(frozen=True, slots=True)
 class PlainRun:
-    """What the GPU did in a run of the step as it is written."""
+    """What the GPU did in a run of the step as it is written, read off a profiler's trace.
 
-    # in the order in which it was asked to; collectives with the share that is waited for
-    seen: tuple[TracedActivity, ...]
-    waits: tuple[Wait, ...] = ()  # for another stream, as far as the profile lists them
-    step_s: float | None = None  # duration of an unprofiled run, in s; ``None`` if unknown
-    # what is to be said of launches that were not seen; ``None`` where all were
-    lost: str | None = None
+    Args:
+        step_s: What the run takes without the profiler, which slows its host; ``None`` if unknown.
 
-    @classmethod
-    def of(cls, trace: Mapping[str, Any], step_s: float | None = None) -> "PlainRun":
-        """Read it off a profiler's trace.
+    Attributes:
+        seen: In the order in which it was asked to; collectives with the share that is waited for.
+        waits: For another stream, as far as the profile lists them.
+        lost: What is to be said of launches that were not seen; ``None`` where all were.
 
-        Args:
-            step_s: What the run takes without the profiler, which slows its host.
+    Raises:
+        DataError: It is no such trace.
+    """
 
-        Raises:
-            DataError: It is no such trace.
-        """
-        waits = stream_waits(trace)
-        return cls(with_shares(activities(trace), waits), waits, step_s, lost_note(trace))
+    def __init__(self, trace: Mapping[str, Any], step_s: float | None = None) -> None:
+        self.waits, self.step_s, self.lost = stream_waits(trace), step_s, lost_note(trace)
+        self.seen = with_shares(activities(trace), self.waits)
 
 
 def captured_step(

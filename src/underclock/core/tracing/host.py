@@ -8,7 +8,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from underclock.errors import DataError
@@ -66,18 +66,39 @@ class HostRange:
         return self.name.startswith(("Optimizer.step#", "Optimizer.zero_grad#"))
 
 
-@dataclass(slots=True)
 class HostTimeline:
-    """What was open on the host at each launching call."""
+    """What was open on the host at each launching call.
 
-    # ranges around each call, outermost first, by correlation id
-    chains: dict[int, tuple[HostRange, ...]] = field(default_factory=dict)
-    called_us: dict[int, float] = field(default_factory=dict)  # when each call began
-    backward_ends_us: float = -math.inf  # last moment of autograd's work
-    optimizer_ends_us: float = -math.inf
-    # modules around the forward operator of each autograd sequence number
-    modules: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    differentiated: tuple[str, ...] = ()  # modules around the operator that was differentiated last
+    Attributes:
+        chains: Ranges around each call, outermost first, by correlation id.
+        called_us: When each call began.
+        backward_ends_us: Last moment of autograd's work; `optimizer_ends_us` of an optimizer's.
+        modules: Modules around the forward operator of each autograd sequence number.
+        differentiated: Modules around the operator that was differentiated last.
+    """
+
+    def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
+        self.chains, self.called_us = dict[int, tuple[HostRange, ...]](), dict[int, float]()
+        self.backward_ends_us = self.optimizer_ends_us = -math.inf
+        self.modules, self.differentiated = dict[int, tuple[str, ...]](), tuple[str, ...]()
+        walk_threads(events, self._note, self._opened)
+
+    def _note(self, event: Mapping[str, Any], chain: Sequence[HostRange]) -> None:
+        correlation = correlation_of(event)
+        self.chains[correlation] = tuple(chain)
+        self.called_us[correlation] = float(event["ts"])
+
+    def _opened(self, range_: HostRange, chain: Sequence[HostRange]) -> None:
+        if range_.is_backward:
+            self.backward_ends_us = max(self.backward_ends_us, range_.end_us)
+        elif range_.is_optimizer:
+            self.optimizer_ends_us = max(self.optimizer_ends_us, range_.end_us)
+        number = range_.arguments.get("Sequence number")
+        # Inside the backward pass forward operators are recomputed, with numbers of their own.
+        recomputes = any(outer.is_backward for outer in chain)
+        differentiates = recomputes and bool(range_.arguments.get("Fwd thread id"))
+        if number is not None and not differentiates and (modules := modules_around(chain)):
+            self.modules[int(number)] = modules
 
 
 def complete_events(trace: Mapping[str, Any], name: str = "") -> list[Mapping[str, Any]]:
@@ -96,35 +117,6 @@ def complete_events(trace: Mapping[str, Any], name: str = "") -> list[Mapping[st
             f"{name and f'{name}: '}the profiler wrote no list of trace events",
             hint="this PyTorch writes another format: trace with torch 2.8 or newer",
         ) from exc
-
-
-def host_timeline(events: Sequence[Mapping[str, Any]]) -> HostTimeline:
-    """Return what was open at each call."""
-    host = HostTimeline()
-
-    def note(event: Mapping[str, Any], chain: Sequence[HostRange]) -> None:
-        correlation = correlation_of(event)
-        host.chains[correlation] = tuple(chain)
-        host.called_us[correlation] = float(event["ts"])
-
-    def opened(range_: HostRange, chain: Sequence[HostRange]) -> None:
-        if range_.is_backward:
-            host.backward_ends_us = max(host.backward_ends_us, range_.end_us)
-        elif range_.is_optimizer:
-            host.optimizer_ends_us = max(host.optimizer_ends_us, range_.end_us)
-        number = range_.arguments.get("Sequence number")
-        # Inside the backward pass forward operators are recomputed, with numbers of their own.
-        differentiates = any(outer.is_backward for outer in chain) and bool(
-            range_.arguments.get("Fwd thread id")
-        )
-        if number is None or differentiates:
-            return
-        modules = modules_around(chain)
-        if modules:
-            host.modules[int(number)] = modules
-
-    walk_threads(events, note, opened)
-    return host
 
 
 def walk_threads(

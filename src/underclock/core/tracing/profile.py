@@ -20,7 +20,6 @@ from underclock.core.tracing.host import (
     HostTimeline,
     complete_events,
     correlation_of,
-    host_timeline,
     modules_around,
     operator_and_shapes,
     walk_threads,
@@ -60,7 +59,7 @@ def activities(
         host: Its host's side, where that is known.
     """
     events = complete_events(trace)
-    host = host_timeline(events) if host is None else host
+    host = HostTimeline(events) if host is None else host
     done = []
     for event in gpu_events(events, host):
         kind = GPU[event["cat"]]
@@ -82,7 +81,7 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     asked for each node is known exactly. What runs between two parts is no call of theirs.
     """
     events = complete_events(trace)
-    host = host_timeline(events)
+    host = HostTimeline(events)
     calls = [(event, kind) for event, kind, is_captured in launching(events) if is_captured]
     calls.sort(key=lambda call: float(call[0]["ts"]))
     return tuple(
@@ -121,7 +120,7 @@ def stream_waits(
     too late to be waited for is ruled out.
     """
     events = complete_events(trace)
-    gpu = gpu_events(events, host_timeline(events) if host is None else host)
+    gpu = gpu_events(events, HostTimeline(events) if host is None else host)
     asked: dict[int, list[tuple[int, int]]] = {}
     for place, event in enumerate(gpu):
         stream = int(event.get("args", {}).get("stream", 0))

@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -40,26 +39,27 @@ class LaidItem(NamedTuple):
     overlap: Overlap | None = None  # work of a further stream; ``None`` for the first stream
 
 
-@dataclass(eq=False)
 class PlacedRank:
-    """One rank's step, with its place in the job."""
+    """One rank's step, with its place in the job.
 
-    index: int  # among the job's ranks
-    trace: RankTrace
-    step: RankIteration
-    pipeline: int = 0  # number of the one that it is in
-    stage: int = 0  # its place there
-    # of each piece; ``None`` for what belongs to no microbatch
-    tasks: list[Task | None] = field(default_factory=list)
-    # of each piece, without what it waited inside
-    time_s: list[float] = field(default_factory=list)
-    # meetings that follow each piece; -1 is before the first
-    after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    # work that began during or after each piece and is waited for later
-    overlaps: dict[int, list[Overlap]] = field(default_factory=lambda: defaultdict(list))
-    # when each piece waited for those; once settled, for its host too
-    waited: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    _gone_s: dict[int, list[float]] = field(default_factory=dict)
+    Attributes:
+        index: Among the job's ranks.
+        pipeline: Number of the one that it is in; ``stage`` is its place there.
+        tasks: Of each piece; ``None`` for what belongs to no microbatch.
+        time_s: Of each piece, without what it waited inside.
+        after: Meetings that follow each piece; -1 is before the first.
+        overlaps: Work that began during or after each piece and is waited for later.
+        waited: When each piece waited for those; once settled, for its host too.
+    """
+
+    def __init__(self, index: int, trace: RankTrace, step: RankIteration) -> None:
+        self.index, self.trace, self.step = index, trace, step
+        self.pipeline = self.stage = 0
+        self.tasks, self.time_s = list[Task | None](), list[float]()
+        self.after: dict[int, list[int]] = defaultdict(list)
+        self.overlaps: dict[int, list[Overlap]] = defaultdict(list)
+        self.waited: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self._gone_s: dict[int, list[float]] = {}
 
     @property
     def pieces(self) -> tuple[PassRun, ...]:

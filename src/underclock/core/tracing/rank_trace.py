@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from underclock.core.tracing.defects import NCCL, SoundTrace, sound_trace
-from underclock.core.tracing.host import CALLS, complete_events, correlation_of, host_timeline
+from underclock.core.tracing.host import CALLS, HostTimeline, complete_events, correlation_of
 from underclock.core.tracing.profile import GPU, activities, activity_of, gpu_events, stream_waits
 from underclock.core.tracing.rank_passes import (
     ON_HOST,
@@ -342,7 +342,7 @@ def _named_pass(event: _Event) -> tuple[InstructionKind, int, int | None] | None
 def _on_gpu(sound: SoundTrace) -> tuple[list[Activity], list[Gathering], int]:
     """Return work and collectives, as they were asked for, and the stream that computes longest."""
     trace = {"traceEvents": sound.events}
-    host = host_timeline(sound.events)
+    host = HostTimeline(sound.events)
     seen = activities(trace, host)
     main = main_stream(seen)
     copied = [is_copied_beside(one, main) for one in seen]
@@ -424,7 +424,7 @@ def _messages(events: Sequence[_Event], group: Sequence[int]) -> list[Message]:
             for event in sorted(kernels, key=lambda e: float(e["ts"]))
             if {"Dst Rank", "Src Rank"} & event.get("args", {}).keys()
         ]
-    called = host_timeline(events).called_us
+    called = HostTimeline(events).called_us
     found = []
     for sends, operator in ((True, "c10d::send"), (False, "c10d::recv_")):
         under_way = kernels or [e for e in events if e["name"] == _TRANSFERS[operator]]

@@ -13,7 +13,6 @@ meet once more at the piece's end.
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import islice, starmap
 
 from underclock.core.tracing.rank_passes import SAME_S, Gathering, Message
@@ -154,16 +153,19 @@ def _within_s(span: tuple[float, float], some: Sequence[tuple[float, float]]) ->
     return inside_s
 
 
-@dataclass(kw_only=True)
 class Transfers:
-    """What a step's transfers took, and what waited for them."""
+    """What a step's transfers took, and what waited for them.
 
-    least_s: dict[Boundary, float] = field(default_factory=dict)  # over each boundary
-    # which place waits for which other because of a transfer over which boundary
-    waits: list[tuple[Place, Place, Boundary]] = field(default_factory=list)
-    unpaired: int = 0  # how many transfers carry no result that a pass waits for
-    # whether ranks have one clock, by their messages: none ended before it began
-    common: bool = False
+    Attributes:
+        least_s: What they took at least over each boundary.
+        waits: Which place waits for which other because of a transfer over which boundary.
+        unpaired: How many transfers carry no result that a pass waits for.
+        common: Whether ranks have one clock, by their messages: none ended before it began.
+    """
+
+    def __init__(self) -> None:
+        self.least_s, self.unpaired, self.common = dict[Boundary, float](), 0, False
+        self.waits = list[tuple[Place, Place, Boundary]]()
 
 
 def transfers(ranks: Sequence[PlacedRank]) -> Transfers:

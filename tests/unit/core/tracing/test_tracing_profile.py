@@ -157,14 +157,14 @@ def test_what_the_profiler_lost_is_counted_and_said() -> None:
     assert launches_lost(trace) == (1, 2)
     assert not saw_all(trace)
     assert "lost 1 of the 2 kernels" in (lost_note(trace) or "")
-    assert "lost 1 of the 2 kernels" in (PlainRun.of(trace).lost or "")
+    assert "lost 1 of the 2 kernels" in (PlainRun(trace).lost or "")
 
 
 def test_a_step_of_which_nothing_was_seen_is_refused() -> None:
     nodes = read(TRACES / "tiny.json.gz").nodes
 
     with pytest.raises(MeasurementError, match="saw none of them run") as refused:
-        captured_step("tiny", nodes, [], PlainRun.of(_trace(host("aten::mm", 0, 5))))
+        captured_step("tiny", nodes, [], PlainRun(_trace(host("aten::mm", 0, 5))))
     assert "Nsight" in refused.value.hint
 
 

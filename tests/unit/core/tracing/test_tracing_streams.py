@@ -194,7 +194,7 @@ def test_a_rank_of_a_ring_sends_what_the_others_need(operator: str, sent: float)
 
 
 def test_launches_that_a_profiler_made_longer_add_up_to_the_step_by_itself() -> None:
-    plain = PlainRun.of(_recording("ddp", 0).trace)
+    plain = PlainRun(_recording("ddp", 0).trace)
     traced = profiled_step("ddp", plain)
     took_s = kernel_means_s(traced, plain, 1e9)
     counts = [kernel.count for kernel in traced.step.kernels]
