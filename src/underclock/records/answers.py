@@ -5,11 +5,12 @@ The first says what it saves, the second what that costs in time, the third what
 
 from typing import TYPE_CHECKING
 
-from underclock.records.choices import Accounting, Arm, LatencyPoint
+from underclock.records.choices import Accounting, Arm, Cost, LatencyPoint
 from underclock.records.common import Evidence
 from underclock.units import KWH_J, format_duration, format_percent, plain_percent
 
 if TYPE_CHECKING:
+    from underclock.records.job import JobPlan
     from underclock.records.outcomes import Validation
     from underclock.records.planned import Plan
 
@@ -39,7 +40,22 @@ def answer_of(plan: "Plan", validation: "Validation | None" = None) -> tuple[str
         plan: The plan.
         validation: How it came out where it was run again.
     """
-    return _saves(plan), _takes(plan), _rests_on(plan, validation)
+    nothing = plan.arm("auto") if gives_nothing(plan) else plan.headline
+    against = "" if plan.baseline.is_auto else f" against {plan.baseline}"
+    most = "at most " if plan.bound is plan.chosen else ""
+    saves = _saves(nothing, plan.auto, of=against, most=most)
+    return saves, _takes(plan), _rests_on(plan, validation)
+
+
+def job_answer(plan: "JobPlan") -> tuple[str, str, str]:
+    """Return the same of a job's plan: energy is of all ranks, a GPU-year of each."""
+    arm, ranks = plan.arm(plan.chosen), len(plan.job.ranks)
+    saves = _saves(arm, plan.auto, of=f" of all {ranks} ranks", gpus=ranks)
+    clocks = f", if clocks take {format_duration(plan.latency_s)} to change"
+    takes = f"{_time(arm, plan.max_slowdown)}{clocks if plan.latency_s else ''}."
+    rests_on = _EVIDENCE[plan.evidence].format(plan.gpu.name)
+    sure = "; \N{PLUS-MINUS SIGN} is a 95 % interval" if arm.energy_interval else ""
+    return saves, takes, f"{rests_on}{sure}."
 
 
 def outcome(energy_change: float, interval: Interval, time_change: float) -> str:
@@ -78,26 +94,21 @@ def no_change(change: Arm | LatencyPoint) -> bool:
     return all(each is None or abs(each) < _SHOWN for each in changes)
 
 
-def _saves(plan: "Plan") -> str:
-    arm, free = plan.headline, plan.bound is plan.chosen
-    if is_unsure(plan) and arm.energy_interval is not None:
-        low, high = (format_percent(end, digits=1) for end in arm.energy_interval)
-        between = f"{low.removesuffix(' %')} to {high}"
-        return f"No saving is promised: energy changes by {between} (95 % interval)."
-    if gives_nothing(plan) or arm.energy_change is None or no_change(arm):
+def _saves(arm: Arm, auto: Cost, *, of: str = "", most: str = "", gpus: int = 1) -> str:
+    change, interval = arm.energy_change, arm.energy_interval
+    if change is None or no_change(arm):
         return "No saving was found: clocks stay as they are."
-    change = arm.energy_change
-    against = "" if plan.baseline.is_auto else f" against {plan.baseline}"
-    size, margin = _size(change, arm.energy_interval), _margin(change, arm.energy_interval)
+    if may_save_nothing(arm) and interval is not None:
+        low, high = (format_percent(end, digits=1) for end in interval)
+        between = f"{low.removesuffix(' %')} to {high}"
+        return f"No saving is promised: energy{of} changes by {between} (95 % interval)."
+    size, margin = _size(change, interval), _margin(change, interval)
     if change > 0.0:
-        return f"Takes {size} more energy{against}{margin}."
-    kwh = -change * plan.auto.energy_j / plan.auto.time_s * _YEAR_S / KWH_J
+        return f"Takes {size} more energy{of}{margin}."
+    kwh = -change * auto.energy_j / auto.time_s / gpus * _YEAR_S / KWH_J
     year = f"{_two_digits(kwh)} kWh or {_two_digits(kwh * PRICE_EUR)} EUR"
-    most = "at most " if free else ""
-    return (
-        f"Saves {most}{size} of energy{against}{margin}: "
-        f"{year} a GPU-year, at {PRICE_EUR:g} EUR/kWh."
-    )
+    saves = f"Saves {most}{size} of energy{of}{margin}"
+    return f"{saves}: {year} a GPU-year, at {PRICE_EUR:g} EUR/kWh."
 
 
 def _takes(plan: "Plan") -> str:

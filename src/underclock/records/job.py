@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import msgspec
 
+from underclock.records.answers import job_answer
 from underclock.records.choices import ChosenArm, Cost, Segment, Strategy
 from underclock.records.common import (
     SCHEMAS,
@@ -28,7 +29,6 @@ from underclock.records.common import (
     ShownRecord,
 )
 from underclock.records.measured import GpuInfo
-from underclock.units import format_percent
 
 
 class InstructionKind(StrEnum):
@@ -431,9 +431,10 @@ class JobPlan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="job p
         return self.job.workload
 
     @property
+    def answer(self) -> tuple[str, str, str]:
+        """What it saves, what that costs in time, and how sure both are."""
+        return job_answer(self)
+
+    @property
     def _facts(self) -> tuple[tuple[str, str], ...]:
-        return (
-            *((str(arm.name), str(arm.cost or "infeasible")) for arm in self.arms),
-            ("budget", format_percent(self.max_slowdown)),
-            ("ranks", str(len(self.job.ranks))),
-        )
+        return tuple(zip(("saves", "takes", "rests on"), self.answer, strict=True))

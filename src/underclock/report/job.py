@@ -20,7 +20,6 @@ from underclock.report.wording import (
     interval_text,
     status_text,
 )
-from underclock.units import format_percent
 
 _MOST_RANKS = 32  # drawn: of alike pipelines the first
 
@@ -41,10 +40,6 @@ def job_tables(job: Job) -> tuple[RenderableType, ...]:
 
 def job_plan_tables(plan: JobPlan) -> tuple[RenderableType, ...]:
     """Return the answer of a job's plan: what it saves, the arms, and what ranks hold."""
-    answer = (
-        f"{plan.promise} an iteration (time budget: {format_percent(plan.max_slowdown)}), all "
-        f"{len(plan.job.ranks)} ranks together"
-    )
     arms = filled(
         f"{plan.job.schedule} of {plan.workload} on {plan.gpu.name}: {plan.evidence}",
         (
@@ -68,7 +63,8 @@ def job_plan_tables(plan: JobPlan) -> tuple[RenderableType, ...]:
         "iteration ends",
         bold=[arm.name for arm in plan.arms].index(plan.chosen),
     )
-    return (Text(answer, style="bold"), arms, Text(_held(plan)))
+    saves, *more = plan.answer
+    return (Text(saves, style="bold"), *map(Text, more), arms, Text(_held(plan)))
 
 
 def _held(plan: JobPlan) -> str:
