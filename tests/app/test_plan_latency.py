@@ -187,6 +187,6 @@ def test_a_budget_that_no_schedule_meets_is_refused_with_the_bound_and_the_faste
     assert run("plan", table, *given) == 6
     said = " ".join(capsys.readouterr().err.split())
     assert "no schedule changes time by -5.00 % or less where clocks take 10s, assumed" in said
-    assert "with free switching, a bound, +0.00 % energy at -10.00 % time" in said
+    assert "if clocks changed at once, a bound, +0.00 % energy at -10.00 % time" in said
     assert "the fastest changes it by +0.00 %: raise --max-slowdown" in said
     assert not plan.exists()

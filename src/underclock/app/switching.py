@@ -212,7 +212,7 @@ def achievable(
         bound = next(each.cost for each in compared.arms if each.name is goal.chosen)
         raise InfeasibleError(
             f"no schedule changes time by {format_percent(goal.max_slowdown)} or less where clocks "
-            f"take {switching.wording} to change; with free switching, a bound, {bound}",
+            f"take {switching.wording} to change; if clocks changed at once, a bound, {bound}",
             hint=f"the fastest changes it by {format_percent(fastest_change(table, problem))}: "
             "raise --max-slowdown to that or more",
         )

@@ -240,7 +240,7 @@ class Alternating(Policy):
         if self.differences():
             return ""
         return (
-            f"arms were not compared: warming up and one round take {arms.needs(1)} steps, a "
+            f"nothing was compared: warming up and one round take {arms.needs(1)} steps, a "
             f"verdict {arms.needs(LEAST_ROUNDS)}, and {arms.seen} were seen"
         )
 
