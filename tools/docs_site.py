@@ -26,6 +26,7 @@ _BESIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
 }
 """Pages that lie beside the documentation, and what they are called in it."""
 _ROOMS = {  # where a public name lives, from the most specific on; and what such names are
