@@ -152,21 +152,6 @@ def _rows(path: Path, text: TextIO | None) -> TableRows:
     return rows
 
 
-def _kernel(row: TableRow) -> Kernel:
-    name = row.text("kernel")
-    stated = row.cell("pass")
-    last = name.rsplit("/", maxsplit=1)[-1]
-    if stated and stated not in set(Pass):
-        raise DataError(f"{row.where}: pass is {stated!r}", hint=name_hint(stated, Pass))
-    named = last if last in {Pass.FORWARD, Pass.BACKWARD} else Pass.OTHER
-    return Kernel(
-        name=name,
-        pass_=Pass(stated or named),
-        count=row.whole("count") if "count" in row.places else 1,
-        waited_for=row.share("waited_for") if row.cell("waited_for") else 1.0,
-    )
-
-
 class _Reader:
     """Makes kernels and samples of rows; what many rows say alike is made once."""
 
@@ -185,9 +170,19 @@ class _Reader:
     def kernel(self, row: TableRow) -> Kernel:
         """Return the kernel that a row is of."""
         cells = self._kernel_cells(row.cells)
-        if (kernel := self._kernels.get(cells)) is None:
-            kernel = self._kernels[cells] = _kernel(row)
-        return kernel
+        if cells not in self._kernels:
+            name, stated = row.text("kernel"), row.cell("pass")
+            last = name.rsplit("/", maxsplit=1)[-1]
+            if stated and stated not in set(Pass):
+                raise DataError(f"{row.where}: pass is {stated!r}", hint=name_hint(stated, Pass))
+            named = last if last in {Pass.FORWARD, Pass.BACKWARD} else Pass.OTHER
+            self._kernels[cells] = Kernel(
+                name=name,
+                pass_=Pass(stated or named),
+                count=row.whole("count") if "count" in row.places else 1,
+                waited_for=row.share("waited_for") if row.cell("waited_for") else 1.0,
+            )
+        return self._kernels[cells]
 
     def sample(self, row: TableRow, kernel: str) -> Window:
         """Return what a row measured of a kernel."""

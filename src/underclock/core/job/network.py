@@ -25,7 +25,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Sweep
 from underclock.errors import DataError
-from underclock.records.job import Job, Rank
+from underclock.records.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,22 @@ def colours(job: Job, network: Network, firsts: Ints) -> tuple[Ints, Ints]:
     members: list[list[int]] = [[] for _ in network.waits]
     for instruction, activity in enumerate(network.activity.tolist()):
         members[activity].append(instruction)
-    kind = _numbered([_content(rank) for rank in job.ranks])
+    # What a rank does without its place and numbers of meetings: equal for equal ranks.
+    kind = _numbered(
+        [
+            (
+                rank.waiting,
+                *(
+                    (
+                        *(each.kind, each.microbatch, each.chunk, each.stream),
+                        *(each.profile, each.time_s, each.power_w, each.meeting is None),
+                    )
+                    for each in rank.instructions
+                ),
+            )
+            for rank in job.ranks
+        ]
+    )
     colour, found = [0] * len(members), (0, 0)
     while True:
         keys: list[Hashable] = []
@@ -227,14 +242,3 @@ def colours(job: Job, network: Network, firsts: Ints) -> tuple[Ints, Ints]:
 def _numbered(keys: Sequence[Hashable]) -> list[int]:
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
-
-
-def _content(rank: Rank) -> Hashable:
-    """Return a rank's content without places and numbers of meetings, equal for equal ranks."""
-    return rank.waiting, tuple(
-        (
-            *(each.kind, each.microbatch, each.chunk, each.stream),
-            *(each.profile, each.time_s, each.power_w, each.meeting is None),
-        )
-        for each in rank.instructions
-    )

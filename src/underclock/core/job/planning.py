@@ -162,7 +162,16 @@ class _Planner:
         finest = list(self.free)[-1]
         chosen = finest if finest in found else Strategy.AUTO
         ours = found.get(chosen, Found(choice=self.ways.auto, bound_j=None))
-        warnings = [*self.job.warnings, *_rows_left_out(self.job)]
+        warnings = [*self.job.warnings]
+        beaten: dict[tuple[int, int], list[str]] = {}
+        for of_what, profile in self.job.profiles.items():
+            if out := int((~usable(profile)).sum()):
+                beaten.setdefault((out, len(profile.rows)), []).append(of_what)
+        warnings += [
+            f"{out} of {count} rows left out of {', '.join(of)}: a lower clock is as fast there, "
+            "and takes no more"
+            for (out, count), of in beaten.items()
+        ]
         if chosen is Strategy.AUTO:
             auto_s = self.budget_s / (1.0 + self.goal.max_slowdown)
             fastest = self.ways.range_s(self.free[finest])[0] / auto_s
@@ -339,16 +348,3 @@ def usable(profile: Profile) -> Bools:
     kept: Bools = ~beaten.any(axis=1) | inside
     kept[profile.auto] = True
     return kept
-
-
-def _rows_left_out(job: Job) -> tuple[str, ...]:
-    names: dict[tuple[int, int], list[str]] = {}
-    for name, profile in job.profiles.items():
-        out = int((~usable(profile)).sum())
-        if out:
-            names.setdefault((out, len(profile.rows)), []).append(name)
-    return tuple(
-        f"{out} of {count} rows left out of {', '.join(of)}: a lower clock is as fast there, and "
-        "takes no more"
-        for (out, count), of in names.items()
-    )

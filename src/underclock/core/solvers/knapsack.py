@@ -314,7 +314,13 @@ def _extended(
     bound += energy
     alive = np.flatnonzero((bound <= below - 1) & (time <= latest))
     order = alive[np.argsort(time[alive], kind="stable")]
-    order = order[_front(time[order], energy[order])]
+    # Those that nothing dominates: of equals one, and at one and the same time the cheapest.
+    sooner, less = time[order], energy[order]
+    keep = np.ones(len(order), dtype=bool)
+    keep[1:] = less[1:] < np.minimum.accumulate(less)[:-1]
+    kept = np.flatnonzero(keep)
+    keep[kept[:-1][sooner[kept[1:]] == sooner[kept[:-1]]]] = False
+    order = order[keep]
     lost = math.inf
     if len(order) > most:
         # Half of them the most promising, half spread evenly, for where many promise the same
@@ -326,13 +332,3 @@ def _extended(
         order = order[chosen]
     source = order.astype(np.min_scalar_type(len(time)))
     return time[order], energy[order], source, lost
-
-
-def _front(time: Ints, energy: Ints) -> Bools:
-    """Return which labels, in order of time, no other dominates; of equals one. Shape (N,)."""
-    keep = np.ones(len(time), dtype=bool)
-    keep[1:] = energy[1:] < np.minimum.accumulate(energy)[:-1]
-    # Of those that improve at one and the same time, the last is the cheapest.
-    kept = np.flatnonzero(keep)
-    keep[kept[:-1][time[kept[1:]] == time[kept[:-1]]]] = False
-    return keep

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from underclock.core.tracing.host import complete_events, is_collective
+from underclock.core.tracing.host import HostTimeline, complete_events, is_collective
 from underclock.core.tracing.profile import activities, check_seen, lost_note, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.core.tracing.streams import beside_note, with_shares
@@ -56,8 +56,9 @@ class PlainRun:
     """
 
     def __init__(self, trace: Mapping[str, Any], step_s: float | None = None) -> None:
-        self.waits, self.step_s, self.lost = stream_waits(trace), step_s, lost_note(trace)
-        self.seen = with_shares(activities(trace), self.waits)
+        host = HostTimeline(complete_events(trace))
+        self.waits, self.step_s, self.lost = stream_waits(trace, host), step_s, lost_note(trace)
+        self.seen = with_shares(activities(trace, host), self.waits)
 
 
 def captured_step(
