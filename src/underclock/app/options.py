@@ -38,10 +38,10 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write both kinds, each under its heading."""
-        shown = [(each, each.get_help_record(ctx)) for each in self.get_params(ctx)]
         for heading, rare in (("Options", False), ("More options", True)):
-            rows = [row for each, row in shown if row and isinstance(each, MoreOption) == rare]
-            if rows:
+            options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+            some = [each for each in options if isinstance(each, MoreOption) == rare]
+            if rows := [row for each in some if (row := each.get_help_record(ctx))]:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
 

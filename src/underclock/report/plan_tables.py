@@ -123,7 +123,7 @@ def arms_table(plan: Plan) -> Table:
 def _arm_cell(plan: Plan, arm: Arm) -> Text:
     cell = Text(f"{'*' if arm.name is plan.chosen else ' '} {arm_title(arm.name, plan)}")
     if arm.name is plan.bound:
-        cell.append("\n  a bound: clocks change at once", style="dim")
+        cell.append("\n  a bound: at once", style="dim")
     if arm.name is Strategy.BEST_FIXED and plan.fixed is not None:
         cell.append(f"\n  {clocks_text(plan.fixed)}", style="dim")
     return cell
