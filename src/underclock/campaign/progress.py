@@ -122,9 +122,9 @@ class TimeLeft:
         self._began_s = self._first_s = self._then_s = now_s()
 
     def phase(self, taken: int, short_of: float | None) -> tuple[str, float, float | None]:
-        """Return the campaign's phase, GPU time in s since that began, and about what is left.
+        """Return the campaign's phase, GPU time since that began and about how much more it takes.
 
-        What is left is ``None`` where that is unknown.
+        Both are in s; how much more is ``None`` where that is unknown.
 
         Args:
             short_of: How many times as unsure as asked the promise is; ``None`` while none is made.
