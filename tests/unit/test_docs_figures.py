@@ -4,7 +4,10 @@ import itertools
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from underclock import SampleSet, plan
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NUMBER = r"([-+]?\d+(?:\.\d+)?)"
@@ -51,6 +54,32 @@ def test_what_it_takes_from_the_wheel_to_the_page() -> None:
 
     assert install_s + demo_s == pytest.approx(both_s)
     assert both_s <= wanted_s
+
+
+def test_what_one_clock_saves_of_nanogpt() -> None:
+    page = "docs/evidence/h200/scripts.md"
+    begins = ("| H200 | eager |", "| H200 | compiled |", "| H200, 2026-11-29 | eager |")
+    rows = [_row(page, begin) for begin in (*begins, "| H100 | eager |")]
+    found = [(round(-saved, 1), round(half, 1)) for *_, saved, half, _, _ in rows]
+
+    said = "one clock saves # % (± #) on an H100, and # to # % (± # to #) on"
+    (saved, half), h200s = found[-1], found[:-1]
+    savings, halves = ([each[at] for each in h200s] for at in (0, 1))
+    ends = [min(savings), max(savings), min(halves), max(halves)]
+    assert _said("README.md", said) == [saved, half, *ends]
+
+
+@pytest.mark.slow
+def test_what_an_h200_saves_of_gpt3_xl() -> None:
+    saved = []
+    for name in ("xl-3", "xl-5"):
+        body = (_ROOT / f"docs/evidence/h200/steered-{name}.json").read_bytes()
+        made = plan(msgspec.json.decode(body, type=SampleSet), latency="6ms")
+        assert made.answer[0].startswith("No saving is promised")
+        saved.append(-100.0 * made.promise.energy_change)
+
+    (least,) = _said("README.md", "XL on an H200, with clocks that take 6 ms, less than # %, none")
+    assert max(saved) < least
 
 
 def test_how_often_the_ledger_holds_the_truth() -> None:
