@@ -26,8 +26,7 @@ from underclock.hw import nvml
 from underclock.hw.base import Durations, Progress
 from underclock.hw.nvml import NvmlGpu, shown_by_cuda
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.simulated.boards import GAIN_WITHIN
-from underclock.hw.simulated.costs import SimulatedCosts, heater
+from underclock.hw.simulated.boards import GAIN_WITHIN, SimulatedCosts, heater
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import Rig, simulated_rig
 from underclock.hw.simulated.work import FaultKind

@@ -23,7 +23,7 @@ from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.gpus.models import GpuModel, Latency, SwitchingModel, gpu_model
 from underclock.hw.lease import ClockLeases
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.simulated.costs import LaunchCost, SimulatedCosts
+from underclock.hw.simulated.boards import LaunchCost, SimulatedCosts
 from underclock.hw.simulated.driver import simulated_rig
 from underclock.records import (
     AUTO,

@@ -23,8 +23,7 @@ from underclock.hw.cuda.capture import CannotCaptureError, capture, waiting_oper
 from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, wait_for_gpu
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.operands import candidates, check_inputs
-from underclock.hw.cuda.state import Snapshot
+from underclock.hw.cuda.state import Snapshot, candidates, check_inputs
 from underclock.hw.cuda.torch_step import recorded
 from underclock.hw.lockstep import RankAgreement
 from underclock.hw.watching import StepMeter

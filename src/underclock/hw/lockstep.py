@@ -31,40 +31,26 @@ _MEETINGS = itertools.count()
 _LINES = itertools.count()  # of this process; every rank's process makes as many
 
 
-class StepKernels(msgspec.Struct, frozen=True, tag=True):
-    """What the leader's step is made of, to be held against one's own."""
+class Act(StrEnum):
+    """What the leader does."""
 
-    names: tuple[str, ...]
-
-
-class BeginLoop(msgspec.Struct, frozen=True, tag=True):
-    """Launches of a loop follow."""
-
-    kernels: tuple[str, ...]
-    mix: Mix | None
-
-
-class AgreedNumber(msgspec.Struct, frozen=True, tag=True):
-    """What the leader found out, which counts for all."""
-
-    value: float
+    COMPARE = "names its step's kernels, to be held against one's own"
+    BEGIN = "begins a loop: its launches follow"
+    AGREE = "found a number out, which counts for all"
+    HOLD = "holds clocks from now on; auto gives them back"
+    LAUNCH = "launches once more"
+    END_LOOP = "ends its loop"
+    DONE = "is done: nothing more follows"
 
 
-class HoldClocks(msgspec.Struct, frozen=True, tag=True):
-    """Clocks to hold from now on; auto gives them back."""
+class Word(msgspec.Struct, frozen=True):
+    """What the leader says."""
 
-    clocks: Clocks
-
-
-class Signal(StrEnum):
-    """What the leader says without more."""
-
-    LAUNCH = "launch once more"
-    END_LOOP = "no more launches of the loop"
-    DONE = "nothing more follows"
-
-
-Word = StepKernels | BeginLoop | AgreedNumber | HoldClocks | Signal
+    act: Act
+    kernels: tuple[str, ...] = ()
+    mix: Mix | None = None
+    value: float = 0.0
+    clocks: Clocks = AUTO
 
 
 class PacedLoop(Protocol):
@@ -101,41 +87,41 @@ class LeadingRank(RankPace):
     @contextmanager
     def leading(self, kernels: Sequence[Kernel]) -> Iterator[None]:
         """Have the ranks, whose step must be of the same kernels, follow from entry to exit."""
-        self._say(StepKernels(tuple(kernel.name for kernel in kernels)))
+        self._say(Act.COMPARE, kernels=tuple(kernel.name for kernel in kernels))
         try:
             yield
         finally:
-            self._say(Signal.DONE)
+            self._say(Act.DONE)
 
     def begin(self, kernels: tuple[str, ...], mix: Mix | None) -> None:
         """Have the following ranks make the same loop."""
-        self._say(BeginLoop(kernels, mix))
+        self._say(Act.BEGIN, kernels=kernels, mix=mix)
 
     def agreed(self, value: float) -> float:
         """Return the value, which counts for the following ranks too."""
-        self._say(AgreedNumber(value))
+        self._say(Act.AGREE, value=value)
         return value
 
     def go(self) -> bool:
         """Have the following ranks launch once more."""
-        self._say(Signal.LAUNCH)
+        self._say(Act.LAUNCH)
         return True
 
     def end(self) -> None:
         """Have the following ranks end their loop."""
-        self._say(Signal.END_LOOP)
+        self._say(Act.END_LOOP)
 
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:
         """Have the following ranks hold clocks from entry to exit."""
-        self._say(HoldClocks(clocks))
+        self._say(Act.HOLD, clocks=clocks)
         try:
             yield
         finally:
-            self._say(HoldClocks(AUTO))
+            self._say(Act.HOLD)
 
-    def _say(self, word: Word) -> None:
-        self._tell(msgspec.json.encode(word))
+    def _say(self, act: Act, **of: Any) -> None:
+        self._tell(msgspec.json.encode(Word(act, **of)))
 
 
 class LeadersLeases(ClockLeases):
@@ -162,16 +148,16 @@ class FollowingRank(RankPace):
         """Return the leader's value in place of one's own."""
         del value
         word = self._hear()
-        if not isinstance(word, AgreedNumber):
+        if word.act is not Act.AGREE:
             raise _out_of_step("found a number out", word)
         return word.value
 
     def go(self) -> bool:
         """Wait until the leader launches once more, or ends the loop."""
         word = self._hear()
-        if word not in {Signal.LAUNCH, Signal.END_LOOP}:
+        if word.act not in {Act.LAUNCH, Act.END_LOOP}:
             raise _out_of_step("launched", word)
-        return word is Signal.LAUNCH
+        return word.act is Act.LAUNCH
 
     def follow(
         self,
@@ -182,13 +168,13 @@ class FollowingRank(RankPace):
         """Do as the leader does, until it is done."""
         mine = {kernel.name: kernel for kernel in kernels}
         with ExitStack() as held:
-            while (word := self._hear()) is not Signal.DONE:
-                if isinstance(word, StepKernels):
-                    _check_same(word.names, tuple(mine))
-                elif isinstance(word, HoldClocks):
+            while (word := self._hear()).act is not Act.DONE:
+                if word.act is Act.COMPARE:
+                    _check_same(word.kernels, tuple(mine))
+                elif word.act is Act.HOLD:
                     held.close()
                     held.enter_context(leases.hold(word.clocks))
-                elif isinstance(word, BeginLoop):
+                elif word.act is Act.BEGIN:
                     sequence = [mine[name] for name in word.kernels]
                     # What has no room here has none on the leader, who then does something else.
                     with suppress(NoRoomError), loops(sequence, word.mix) as loop:
@@ -197,8 +183,7 @@ class FollowingRank(RankPace):
                     raise _out_of_step("waited for a loop", word)
 
     def _hear(self) -> Word:
-        word: Word = msgspec.json.decode(self._listen(), type=Word)
-        return word
+        return msgspec.json.decode(self._listen(), type=Word)
 
 
 def _check_same(leaders: tuple[str, ...], mine: tuple[str, ...]) -> None:
@@ -218,9 +203,8 @@ def _check_same(leaders: tuple[str, ...], mine: tuple[str, ...]) -> None:
 
 
 def _out_of_step(did: str, word: Word) -> MeasurementError:
-    said = word if isinstance(word, Signal) else type(word).__name__
     return MeasurementError(
-        f"ranks fell out of step: this one {did}, the leader said {said}",
+        f"ranks fell out of step: this one {did}, and the leader {word.act}",
         hint="what failed on the first rank is said there; run the same command again",
     )
 

@@ -25,9 +25,8 @@ from underclock.hw.cuda.capture import CannotCaptureError, Captured, captured, w
 from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, torch
 from underclock.hw.cuda.launcher import CudaLauncher, EagerLauncher
-from underclock.hw.cuda.operands import candidates, check_inputs
 from underclock.hw.cuda.round_graphs import cleared_before
-from underclock.hw.cuda.state import Snapshot, preserved, same_batches
+from underclock.hw.cuda.state import Snapshot, candidates, check_inputs, preserved, same_batches
 from underclock.hw.cuda.torch_step import (
     check_same,
     detached_after,

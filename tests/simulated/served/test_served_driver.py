@@ -26,9 +26,9 @@ from underclock.hw.nvml_calls import (
     is_read_only,
     nvml_session,
 )
-from underclock.hw.simulated.served.client import connected
-from underclock.hw.simulated.served.ctypes_json import (
+from underclock.hw.simulated.served.client import (
     Received,
+    connected,
     packed,
     shape_of,
     type_of,

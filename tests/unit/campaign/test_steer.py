@@ -25,7 +25,7 @@ from underclock.errors import NoRoomError, UsageError
 from underclock.gpus.models import gpu_model
 from underclock.hw.base import Launcher, Loop
 from underclock.hw.measurer import BRISK, GpuMeasurer
-from underclock.hw.simulated.costs import SimulatedCosts
+from underclock.hw.simulated.boards import SimulatedCosts
 from underclock.hw.simulated.driver import simulated_rig
 from underclock.records import (
     ALONE,

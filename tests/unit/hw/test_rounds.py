@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.hw.rounds import Round, Turn
+from underclock.hw.base import Round, Turn
 from underclock.records import Mix
 
 _MIXES = st.builds(

@@ -22,9 +22,8 @@ from typing import Any
 from underclock.hw.cuda import put
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.driver import wait_for_gpu
-from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.round_graphs import GraphNode, walk
-from underclock.hw.cuda.state import finally_unless_stuck
+from underclock.hw.cuda.state import Memory, finally_unless_stuck
 from underclock.hw.cuda.torch_step import StepFunction, memory_errors, reason_of, side_stream
 
 SHAPING = frozenset(

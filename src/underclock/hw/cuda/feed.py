@@ -18,12 +18,11 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError, StuckError
-from underclock.hw.base import SMALL_S, Clock, Durations, Progress, SystemClock
+from underclock.hw.base import SMALL_S, Clock, Durations, Progress, Round, SystemClock
 from underclock.hw.cuda.driver import INSTALL_TORCH, STUCK_S, wait_for_gpu
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.torch_step import profiler_detaches
 from underclock.hw.lockstep import SILENT_S, RankPace
-from underclock.hw.rounds import Round
 from underclock.records.latencies import Domain
 from underclock.records.work import NodeKind, TracedActivity
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from underclock.errors import NotSupportedError, StuckError, UsageError
-from underclock.hw.base import Clock, SystemClock
+from underclock.hw.base import Clock, Round, SystemClock
 from underclock.hw.cuda.capture import Captured
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.driver import wait_for_gpu
@@ -26,7 +26,6 @@ from underclock.hw.cuda.durations import (
     places_of,
 )
 from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Means, feeding, timed
-from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.round_graphs import (
     Chain,
     CudaCoLoad,
@@ -39,10 +38,15 @@ from underclock.hw.cuda.round_graphs import (
     parts_of,
     step_graphs,
 )
-from underclock.hw.cuda.state import Snapshot, finally_unless_stuck
+from underclock.hw.cuda.state import (
+    Snapshot,
+    finally_unless_stuck,
+    is_constant,
+    uniformity,
+    windows,
+)
 from underclock.hw.cuda.torch_step import StepFunction, detach
 from underclock.hw.lockstep import RankPace
-from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
 from underclock.records.work import Node, NodeKind, Traced, TracedActivity
 

@@ -17,9 +17,9 @@ from itertools import pairwise
 from typing import Any
 
 from underclock.errors import NoRoomError, NotSupportedError
+from underclock.hw.base import Round, Turn
 from underclock.hw.cuda.driver import check, cuda, demangled, wait_for_gpu
 from underclock.hw.cuda.durations import GraphLaunch, places_of
-from underclock.hw.rounds import Round, Turn
 from underclock.records.work import LaunchGroup, Node, NodeKind
 
 _POINTER = 8

@@ -5,6 +5,7 @@ these. What is written here outlives the session and the process, as on a real G
 """
 
 import ctypes
+import functools
 import hashlib
 import os
 import uuid
@@ -141,8 +142,16 @@ def _of_board(read: Callable[[Board], tuple[float, ...] | None]) -> DeviceCall:
     return _numbers(lambda gpu: None if gpu.board is None else read(gpu.board))
 
 
-def _not_here(*_arguments: object) -> int:
-    return NOT_SUPPORTED
+READS: dict[str, DeviceCall] = {}
+"""By their names in NVML's library."""
+
+
+def _reads(*names: str) -> Callable[[DeviceCall], DeviceCall]:
+    def enter(answer: DeviceCall) -> DeviceCall:
+        READS.update(dict.fromkeys(names, answer))
+        return answer
+
+    return enter
 
 
 # What a GPU is: name, place, clock tables, limits, modes.
@@ -160,10 +169,12 @@ def bus_of(index: int) -> str:
     return f"00000000:{index + 1:02X}:00.0"
 
 
+@_reads("nvmlDeviceGetIndex", "nvmlDeviceGetMinorNumber")
 def _index(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     return put(out, host.gpus.index(gpu))
 
 
+@_reads("nvmlDeviceGetPciInfo_v3")
 def _pci(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     index, info = host.gpus.index(gpu), behind(out)
     info.busId = bus_of(index).encode()
@@ -174,6 +185,7 @@ def _pci(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     return OK
 
 
+@_reads("nvmlDeviceGetSupportedGraphicsClocks")
 def _core_clocks(
     _host: Host, gpu: VirtualGpu, mem: CArgument, count: CArgument, out: CArgument
 ) -> int:
@@ -186,6 +198,7 @@ def _core_clocks(
     return _put_list(clocks[::-1], count, out)
 
 
+@_reads("nvmlDeviceGetMaxClockInfo")
 def _highest_clock(_host: Host, gpu: VirtualGpu, kind: CArgument, out: CArgument) -> int:
     if kind.value == pynvml.NVML_CLOCK_MEM:
         return put(out, gpu.model.mem_mhz[-1])
@@ -195,6 +208,7 @@ def _highest_clock(_host: Host, gpu: VirtualGpu, kind: CArgument, out: CArgument
 # What it does now: clocks, power, energy, heat, load, processes.
 
 
+@_reads("nvmlDeviceGetClockInfo")
 def _clock(host: Host, gpu: VirtualGpu, kind: CArgument, out: CArgument) -> int:
     host.clock.sleep_s(_QUICK_CALL_S)
     if kind.value == pynvml.NVML_CLOCK_MEM:
@@ -204,6 +218,7 @@ def _clock(host: Host, gpu: VirtualGpu, kind: CArgument, out: CArgument) -> int:
     return put(out, snap(gpu.core_mhz, gpu.model.core_mhz))
 
 
+@_reads("nvmlDeviceGetClock")
 def _clock_by_id(
     host: Host, gpu: VirtualGpu, kind: CArgument, which: CArgument, out: CArgument
 ) -> int:
@@ -212,6 +227,7 @@ def _clock_by_id(
     return _clock(host, gpu, kind, out)
 
 
+@_reads("nvmlDeviceGetTotalEnergyConsumption")
 def _energy(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     host.clock.sleep_s(next(gpu.energy_call_s))
     return put(out, gpu.counter_mj)
@@ -229,6 +245,7 @@ def _limit_mw(gpu: VirtualGpu) -> int:
     return int(gpu.limit_w * 1e3)
 
 
+@_reads("nvmlDeviceGetTemperature")
 def _temperature(host: Host, gpu: VirtualGpu, sensor: CArgument, out: CArgument) -> int:
     host.clock.sleep_s(_QUICK_CALL_S)
     if sensor.value != pynvml.NVML_TEMPERATURE_GPU:
@@ -236,6 +253,7 @@ def _temperature(host: Host, gpu: VirtualGpu, sensor: CArgument, out: CArgument)
     return put(out, int(gpu.temperature_c))
 
 
+@_reads(LOCKED_CLOCKS)
 def _locked(_host: Host, gpu: VirtualGpu, kind: CArgument, low: CArgument, high: CArgument) -> int:
     bounds = gpu.mem_lock if kind.value == pynvml.NVML_CLOCK_MEM else gpu.core_lock
     if bounds is None:
@@ -256,6 +274,7 @@ _FIELDS: dict[int, tuple[int, Callable[[VirtualGpu], int]]] = {
 }
 
 
+@_reads("nvmlDeviceGetFieldValues")
 def _field_values(host: Host, gpu: VirtualGpu, count: CArgument, values: CArgument) -> int:
     """Answer each field by itself: one that is not there spoils no other."""
     asked = [behind(values)[i] for i in range(count.value)]
@@ -271,6 +290,7 @@ def _field_values(host: Host, gpu: VirtualGpu, count: CArgument, values: CArgume
     return OK
 
 
+@_reads("nvmlDeviceGetUtilizationRates")
 def _utilisation(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     host.clock.sleep_s(_QUICK_CALL_S)
     behind(out).gpu, behind(out).memory = (round(100 * share) for share in gpu.load())
@@ -286,6 +306,7 @@ def _processes(gpu: VirtualGpu) -> list[tuple[int, int, int]]:
     return processes
 
 
+@_reads("nvmlDeviceGetComputeRunningProcesses_v3")
 def _compute_processes(_host: Host, gpu: VirtualGpu, count: CArgument, out: CArgument) -> int:
     processes = _processes(gpu)
     if not _has_room(count, out, len(processes)):
@@ -297,10 +318,12 @@ def _compute_processes(_host: Host, gpu: VirtualGpu, count: CArgument, out: CArg
     return OK
 
 
+@_reads("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
 def _other_processes(_host: Host, _gpu: VirtualGpu, count: CArgument, _out: CArgument) -> int:
     return put(count, 0)
 
 
+@_reads("nvmlDeviceGetProcessUtilization")
 def _process_utilisation(
     _host: Host, gpu: VirtualGpu, out: CArgument, count: CArgument, since_us: CArgument
 ) -> int:
@@ -315,6 +338,7 @@ def _process_utilisation(
     return OK
 
 
+@_reads("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
 def _memory(_host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     if gpu.board is None:
         return NOT_SUPPORTED
@@ -339,22 +363,20 @@ def _fan_percent(gpu: VirtualGpu) -> tuple[int] | None:
 # What is set: clock locks, power limit, persistence mode.
 
 
-def _lock_core(host: Host, gpu: VirtualGpu, *mhz: CArgument) -> int:
+def _lock(host: Host, gpu: VirtualGpu, *mhz: CArgument, memory: bool) -> int:
+    """Lock a clock between two bounds, or give it back where none are named."""
     bounds = (mhz[0].value, mhz[1].value) if mhz else None
-    if bounds is not None and not _overlaps(bounds, gpu.model.core_mhz):
-        return INVALID_ARGUMENT
-    return _write(host, gpu, lambda: gpu.lock_core(bounds))
-
-
-def _lock_mem(host: Host, gpu: VirtualGpu, *mhz: CArgument) -> int:
-    bounds = (mhz[0].value, mhz[1].value) if mhz else None
-    if not gpu.model.memory_lockable:
+    table = gpu.model.mem_mhz if memory else gpu.model.core_mhz
+    if memory and not gpu.model.memory_lockable:
         return NOT_SUPPORTED
-    if bounds is not None and not _overlaps(bounds, gpu.model.mem_mhz):
+    if bounds is not None and not bounds[0] <= bounds[1] >= table[0] <= table[-1] >= bounds[0]:
         return INVALID_ARGUMENT
-    if bounds is not None and FaultKind.MEMORY_REFUSED in gpu.faults:
+    if bounds is not None and memory and FaultKind.MEMORY_REFUSED in gpu.faults:
         return int(pynvml.NVML_ERROR_UNKNOWN)
-    return _write(host, gpu, lambda: gpu.lock_mem(bounds))
+    return _write(host, gpu, lambda: (gpu.lock_mem if memory else gpu.lock_core)(bounds))
+
+
+_lock_core, _lock_mem = (functools.partial(_lock, memory=memory) for memory in (False, True))
 
 
 def _set_limit(host: Host, gpu: VirtualGpu, limit: CArgument) -> int:
@@ -363,11 +385,6 @@ def _set_limit(host: Host, gpu: VirtualGpu, limit: CArgument) -> int:
     if not low_w <= limit_w <= high_w:
         return INVALID_ARGUMENT
     return _write(host, gpu, lambda: gpu.limit_power(limit_w))
-
-
-def _overlaps(bounds: tuple[int, int], table: tuple[int, ...]) -> bool:
-    low, high = bounds
-    return low <= high and high >= table[0] and low <= table[-1]
 
 
 def _write(host: Host, gpu: VirtualGpu, action: Callable[[], None]) -> int:
@@ -389,18 +406,9 @@ def _write(host: Host, gpu: VirtualGpu, action: Callable[[], None]) -> int:
     return OK
 
 
-_state = _number(lambda gpu: gpu.performance_state, _QUICK_CALL_S)
-_reasons = _number(lambda gpu: gpu.throttle_reasons, _QUICK_CALL_S)
-_limit = _number(_limit_mw)
-_zero = _number(lambda _gpu: 0)
-_codec = _numbers(lambda _gpu: (0, _UTILISATION_US))
-
-READS: dict[str, DeviceCall] = {
+READS |= {
     "nvmlDeviceGetName": lambda _host, gpu, out, _size: put_text(out, gpu.model.name),
     "nvmlDeviceGetUUID": lambda _host, gpu, out, _size: put_text(out, uuid_of(gpu)),
-    "nvmlDeviceGetIndex": _index,
-    "nvmlDeviceGetMinorNumber": _index,
-    "nvmlDeviceGetPciInfo_v3": _pci,
     "nvmlDeviceGetBrand": _of_board(
         lambda board: (pynvml.NVML_BRAND_GEFORCE if board.geforce else pynvml.NVML_BRAND_NVIDIA,)
     ),
@@ -410,8 +418,6 @@ READS: dict[str, DeviceCall] = {
     "nvmlDeviceGetSupportedMemoryClocks": (  # greatest first, as NVML does
         lambda _host, gpu, count, out: _put_list(gpu.model.mem_mhz[::-1], count, out)
     ),
-    "nvmlDeviceGetSupportedGraphicsClocks": _core_clocks,
-    "nvmlDeviceGetMaxClockInfo": _highest_clock,
     "nvmlDeviceGetPowerManagementLimitConstraints": _numbers(
         lambda gpu: tuple(int(limit_w * 1e3) for limit_w in gpu.model.limit_w[1:])
     ),
@@ -420,43 +426,33 @@ READS: dict[str, DeviceCall] = {
     ),
     "nvmlDeviceGetPersistenceMode": _number(lambda gpu: int(gpu.persistent)),
     "nvmlDeviceGetMigMode": _of_board(lambda board: (0, 0) if board.hbm else None),
-    # Default compute mode, no display, not split.
-    "nvmlDeviceGetMaxMigDeviceCount": _zero,
-    "nvmlDeviceGetComputeMode": _zero,
-    "nvmlDeviceGetDisplayMode": _zero,
-    "nvmlDeviceGetDisplayActive": _zero,
-    "nvmlDeviceIsMigDeviceHandle": _zero,
-    # There on a real driver, but not on these GPUs.
-    "nvmlDeviceGetSerial": _not_here,
-    "nvmlDeviceGetBAR1MemoryInfo": _not_here,
-    "nvmlDeviceGetTotalEccErrors": _not_here,
-    "nvmlDeviceGetPcieThroughput": _not_here,
-    "nvmlDeviceGetDriverModel": _not_here,
-    "nvmlDeviceGetDriverModel_v2": _not_here,
-    "nvmlDeviceGetClockInfo": _clock,
-    "nvmlDeviceGetClock": _clock_by_id,
-    "nvmlDeviceGetTotalEnergyConsumption": _energy,
     "nvmlDeviceGetPowerUsage": _number(_usage_mw, _QUICK_CALL_S),
-    "nvmlDeviceGetTemperature": _temperature,
-    "nvmlDeviceGetCurrentClocksEventReasons": _reasons,
-    "nvmlDeviceGetCurrentClocksThrottleReasons": _reasons,
-    "nvmlDeviceGetPerformanceState": _state,
-    "nvmlDeviceGetPowerState": _state,
-    "nvmlDeviceGetEnforcedPowerLimit": _limit,
-    "nvmlDeviceGetPowerManagementLimit": _limit,
-    "nvmlDeviceGetFieldValues": _field_values,
-    "nvmlDeviceGetUtilizationRates": _utilisation,
-    "nvmlDeviceGetEncoderUtilization": _codec,
-    "nvmlDeviceGetDecoderUtilization": _codec,
-    "nvmlDeviceGetComputeRunningProcesses_v3": _compute_processes,
-    "nvmlDeviceGetGraphicsRunningProcesses_v3": _other_processes,
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3": _other_processes,
-    "nvmlDeviceGetProcessUtilization": _process_utilisation,
-    "nvmlDeviceGetMemoryInfo": _memory,
-    "nvmlDeviceGetMemoryInfo_v2": _memory,
     "nvmlDeviceGetFanSpeed": _numbers(_fan_percent),
-    LOCKED_CLOCKS: _locked,
 }
+
+_SEVERAL: tuple[tuple[DeviceCall, str], ...] = (
+    (
+        _number(lambda gpu: gpu.performance_state, _QUICK_CALL_S),
+        "GetPerformanceState GetPowerState",
+    ),
+    (
+        _number(lambda gpu: gpu.throttle_reasons, _QUICK_CALL_S),
+        "GetCurrentClocksEventReasons GetCurrentClocksThrottleReasons",
+    ),
+    (_number(_limit_mw), "GetEnforcedPowerLimit GetPowerManagementLimit"),
+    (_numbers(lambda _gpu: (0, _UTILISATION_US)), "GetEncoderUtilization GetDecoderUtilization"),
+    (  # default compute mode, no display, not split
+        _number(lambda _gpu: 0),
+        "GetMaxMigDeviceCount GetComputeMode GetDisplayMode GetDisplayActive IsMigDeviceHandle",
+    ),
+    (  # there on a real driver, but not on these GPUs
+        lambda *_: NOT_SUPPORTED,
+        "GetSerial GetBAR1MemoryInfo GetTotalEccErrors GetDriverModel GetDriverModel_v2",
+    ),
+    (lambda *_: NOT_SUPPORTED, "GetPcieThroughput"),
+)
+for _answer, _names in _SEVERAL:
+    READS.update((f"nvmlDevice{_name}", _answer) for _name in _names.split())
 
 WRITES: dict[str, DeviceCall] = {
     "nvmlDeviceSetGpuLockedClocks": _lock_core,

@@ -10,9 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from underclock.gpus.models import AMPERE, Bounds, GpuModel
-from underclock.hw.simulated.boards import BOARDS, NOTED_S, BoardSensors, Drift, Unit
+from underclock.hw.simulated.boards import (
+    BOARDS,
+    NOTED_S,
+    BoardSensors,
+    Drift,
+    LaunchCost,
+    SimulatedCosts,
+    Unit,
+)
 from underclock.hw.simulated.clocks import CAP_TICK_S, Agenda, Locks, PowerLoop, snap
-from underclock.hw.simulated.costs import LaunchCost, SimulatedCosts
 from underclock.hw.simulated.work import BEYOND_S, FaultKind, LaunchLoop, Neighbour, slowdown, turn
 from underclock.physics.cap import SIMULATED
 from underclock.physics.constants import KernelConstants

@@ -10,9 +10,8 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.errors import DeviceError
 from underclock.gpus.models import link_of
-from underclock.hw.base import SMALL_S, Clock, Durations, Loop, Progress
-from underclock.hw.rounds import Round, Turn
-from underclock.hw.simulated.costs import heater, idling
+from underclock.hw.base import SMALL_S, Clock, Durations, Loop, Progress, Round, Turn
+from underclock.hw.simulated.boards import heater, idling
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import LaunchLoop
 from underclock.hw.watching import WatchedLoop

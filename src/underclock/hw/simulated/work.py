@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from underclock.hw.rounds import Turn
+from underclock.hw.base import Turn
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, ThrottleReason
 

@@ -194,7 +194,7 @@ def _step(plan: Plan | JobPlan, part: RankPart, model: str) -> Step:
     """Return what a simulated GPU runs: the plan's step, or work as long as a rank's at auto."""
     if isinstance(plan, Plan):
         return plan.step
-    from underclock.hw.simulated.costs import flops_for  # noqa: PLC0415 - where it is needed
+    from underclock.hw.simulated.boards import flops_for  # noqa: PLC0415 - where it is needed
 
     lasts_s = sorted(set(part.auto_s))
     kernels = tuple(

@@ -19,8 +19,8 @@ import pytest
 
 from underclock.hw.cuda.capture import Captured, Parts
 from underclock.hw.cuda.launcher import CudaLauncher, EagerLauncher
-from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.round_graphs import walk
+from underclock.hw.cuda.state import Memory
 from underclock.records import Kernel, Step
 from underclock.records.work import LaunchGroup, Node, NodeKind, Traced
 

@@ -15,13 +15,10 @@ from underclock.hw.base import SystemClock
 from underclock.hw.cuda.feed import Feed, feeding
 from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import (
-    AgreedNumber,
-    BeginLoop,
+    Act,
     FollowingRank,
     LeadingRank,
     RankPace,
-    Signal,
-    StepKernels,
     StoreLine,
     Word,
     meet,
@@ -138,18 +135,18 @@ def _following(rank: Rank, ear: Ear, gpu: NvmlGpu) -> Callable[[], None]:
     ("words", "sentence"),
     [
         (
-            [StepKernels(("mm", "allgather"))],
+            [Word(Act.COMPARE, ("mm", "allgather"))],
             "the first has 'allgather' where this has 'allreduce'",
         ),
-        ([StepKernels(("mm",))], "the first has 1 kernels, this 2"),
-        ([Signal.LAUNCH], "this one waited for a loop, the leader said launch once more"),
+        ([Word(Act.COMPARE, ("mm",))], "the first has 1 kernels, this 2"),
+        ([Word(Act.LAUNCH)], "this one waited for a loop, and the leader launches once more"),
         (
-            [BeginLoop(("mm",), None), Signal.LAUNCH],
-            "this one found a number out, the leader said launch once more",
+            [Word(Act.BEGIN, ("mm",)), Word(Act.LAUNCH)],
+            "this one found a number out, and the leader launches once more",
         ),
         (
-            [BeginLoop(("mm",), None), AgreedNumber(0.1), Signal.DONE],
-            "this one launched, the leader said nothing more follows",
+            [Word(Act.BEGIN, ("mm",)), Word(Act.AGREE, value=0.1), Word(Act.DONE)],
+            "this one launched, and the leader is done: nothing more follows",
         ),
     ],
 )
@@ -283,15 +280,14 @@ def test_a_follower_launches_what_the_leader_did(
             SystemClock().sleep_s(1e-3)
     led = machine.now_s
 
-    assert line.words[0] == BeginLoop(tuple(_TIMED_STEP), mix)
-    assert isinstance(line.words[1], AgreedNumber)
-    assert set(line.words[2:-1]) == {Signal.LAUNCH}
-    assert line.words[-1] == Signal.END_LOOP
+    assert line.words[0] == Word(Act.BEGIN, tuple(_TIMED_STEP), mix)
+    assert line.words[1].act is Act.AGREE
+    assert set(line.words[2:-1]) == {Word(Act.LAUNCH)}
+    assert line.words[-1] == Word(Act.END_LOOP)
 
-    line.words[1] = AgreedNumber(
-        line.words[1].value / 4
-    )  # a GPU of which the leader has four a step
-    line.words.append(Signal.DONE)
+    # A GPU of which the leader has four a step.
+    line.words[1] = Word(Act.AGREE, value=line.words[1].value / 4)
+    line.words.append(Word(Act.DONE))
     launcher.pace = follower = FollowingRank(line.hear)
     with ExitStack() as stack:
         leases = stack.enter_context(ClockLeases(SimpleNamespace()))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
-from underclock.hw.base import Progress
+from underclock.hw.base import Progress, Round
 from underclock.hw.cuda.durations import (
     MARKS,
     EagerRound,
@@ -23,7 +23,6 @@ from underclock.hw.cuda.durations import (
     mean_durations,
 )
 from underclock.hw.cuda.feed import CudaLoop, Feed
-from underclock.hw.rounds import Round
 from underclock.records import Mix
 from underclock.records.work import Node, NodeKind, TracedActivity
 

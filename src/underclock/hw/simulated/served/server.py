@@ -30,7 +30,7 @@ from underclock.hw.simulated import calls, work
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
 from underclock.hw.simulated.launcher import VirtualLauncher
-from underclock.hw.simulated.served.ctypes_json import Received
+from underclock.hw.simulated.served.client import Received
 from underclock.hw.simulated.work import Entry, FaultKind, StreamLoop
 from underclock.hw.wire import Gone, Life, Message, MessageReader, answering, peer_of, send
 from underclock.records import Step
