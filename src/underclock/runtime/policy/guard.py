@@ -100,14 +100,10 @@ class Guard:
                 return self._move(Stage.PLAN, Finding.JOB, None)
             return self._move(Stage.REDUCED, Finding.SLOWER, change)
         change = self._slower(steps_s)
-        if change is not None:
-            return self._step_down(steps_s, change)
-        if self.stage is Stage.FIXED and self.finding is not Finding.SWITCHING:
-            return self._move(Stage.FIXED, Finding.SWITCHING, None)
-        return ""
-
-    def _step_down(self, steps_s: list[float], change: float) -> str:
-        """Leave a stage whose steps are too slow."""
+        if change is None:
+            if self.stage is Stage.FIXED and self.finding is not Finding.SWITCHING:
+                return self._move(Stage.FIXED, Finding.SWITCHING, None)
+            return ""
         if self.stage is Stage.PLAN:
             self._suspect_s = steps_s
             return self._move(Stage.CHECKING, Finding.SLOWER, change)

@@ -155,7 +155,12 @@ def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any, *, waits: 
         return HostStream(page)
     if device.type != "cuda":
         raise NotSupportedError(f"marks need an NVIDIA GPU, and this trains on {device.type}")
-    _check_gpu(torch, gpu["uuid"], device)
+    mine, uuid = str(torch.cuda.get_device_properties(device).uuid), gpu["uuid"]
+    if uuid.removeprefix("GPU-").lower() != mine.removeprefix("GPU-").lower():
+        raise DataError(  # one GPU would be steered by the marks of another
+            f"this process trains on GPU-{mine}, and the run has {uuid} for it",
+            hint="name the GPUs in the order of the local ranks: --gpu nvml:0 --gpu nvml:1",
+        )
     index = torch.cuda.current_device() if device.index is None else device.index
 
     def current() -> int:
@@ -172,21 +177,18 @@ def _wait_for(stream: Any) -> None:
     stream.close()
 
 
-def _check_gpu(torch: Any, uuid: str, device: Any) -> None:
-    """Refuse to steer one GPU by the marks of another."""
-    mine = str(torch.cuda.get_device_properties(device).uuid)
-    if uuid.removeprefix("GPU-").lower() != mine.removeprefix("GPU-").lower():
-        raise DataError(
-            f"this process trains on GPU-{mine}, and the run has {uuid} for it",
-            hint="name the GPUs in the order of the local ranks: --gpu nvml:0 --gpu nvml:1",
-        )
-
-
 def attach_when_imported() -> None:
     """Attach as soon as this process has loaded PyTorch; do nothing where nothing was asked."""
     path = os.environ.get(RUN)
+
+    def attach_or_say(torch: Any) -> None:
+        try:
+            attach(torch, str(path))
+        except Exception as exc:  # noqa: BLE001 - training must go on
+            say(f"training goes on without marks: {sentence_of(exc)}")
+
     if path:
-        when_imported(lambda torch: _attach_or_say(torch, path))
+        when_imported(attach_or_say)
 
 
 def when_imported(then: Callable[[Any], None]) -> None:
@@ -195,13 +197,6 @@ def when_imported(then: Callable[[Any], None]) -> None:
         then(sys.modules["torch"])
     else:
         sys.meta_path.insert(0, _Finder(then))
-
-
-def _attach_or_say(torch: Any, path: str) -> None:
-    try:
-        attach(torch, path)
-    except Exception as exc:  # noqa: BLE001 - training must go on
-        say(f"training goes on without marks: {sentence_of(exc)}")
 
 
 class _Finder:

@@ -170,10 +170,6 @@ def _serve(served: Served, connection: socket.socket) -> None:
                     send(connection, answer)
 
 
-def _unknown(message: Message) -> Message:
-    raise ValueError(f"nothing here can do {message.get('do')!r}")
-
-
 class Stream:
     """One process's launches of a step on one virtual GPU."""
 
@@ -249,8 +245,11 @@ class _Client:
 
     def answer(self, message: Message) -> Message | None:
         """Do what a message asks; what cannot be done is said, and ends nothing."""
+        do = str(message.get("do"))
+        if do not in self._requests:
+            return {"error": f"nothing here can do {do!r}", "hint": "", "kind": "usage"}
         try:
-            return self._requests.get(str(message.get("do")), _unknown)(message)
+            return self._requests[do](message)
         except UnderclockError as exc:
             kind = "device" if isinstance(exc, DeviceError) else "usage"
             return {"error": str(exc), "hint": exc.hint, "kind": kind}
