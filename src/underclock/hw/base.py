@@ -22,15 +22,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, Self
 
 from underclock.errors import NotSupportedError, UsageError
-from underclock.records import (
-    Clocks,
-    Evidence,
-    GpuInfo,
-    Kernel,
-    Mix,
-    Step,
-    ThrottleReason,
-)
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Mix, Step, ThrottleReason
 from underclock.records.latencies import Domain
 from underclock.units import name_hint
 

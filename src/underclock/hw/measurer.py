@@ -263,8 +263,7 @@ class GpuMeasurer:
             # Sleep to where both should hold, judging by the launches since the loop began.
             per_launch_s = now.elapsed_s / now.launches
             left_s = max(
-                measuring.window_s - start.every_s - spent_s,
-                (least - launches) * per_launch_s,
+                measuring.window_s - start.every_s - spent_s, (least - launches) * per_launch_s
             )
             clock.sleep_s(max(left_s, 1e-3))
 

@@ -159,8 +159,7 @@ class NvmlGpu:
         """Refuse a GPU that is split into instances."""
         if self.is_partitioned():
             raise NotSupportedError(
-                f"this GPU is {PARTITIONED}",
-                hint="take a GPU without MIG, or ask its operator",
+                f"this GPU is {PARTITIONED}", hint="take a GPU without MIG, or ask its operator"
             )
 
     def neighbours(self) -> dict[int, float | None] | None:

@@ -261,10 +261,7 @@ def step_graphs(
 
 
 def in_pieces(
-    nodes: Sequence[GraphNode],
-    groups: Sequence[LaunchGroup],
-    round_: Round,
-    coload: Places,
+    nodes: Sequence[GraphNode], groups: Sequence[LaunchGroup], round_: Round, coload: Places
 ) -> tuple[list[GraphNode], GraphLaunch]:
     """Put co-load between the launches of a step; return what runs, and its graph."""
     places = places_of(groups)

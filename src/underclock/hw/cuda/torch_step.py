@@ -97,11 +97,7 @@ def check_free(torch: Any) -> None:
 def profile(step: StepFunction) -> Mapping[str, Any]:
     """Run a step once under PyTorch's profiler; return its trace in the Chrome format."""
     torch = import_torch()
-    with (
-        side_stream(torch),
-        memory_errors(torch, "profiling the step"),
-        recorded() as trace,
-    ):
+    with side_stream(torch), memory_errors(torch, "profiling the step"), recorded() as trace:
         meet(torch, SystemClock())
         step()
         wait_for_gpu(torch)

@@ -13,13 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from underclock.errors import DataError, DeviceError, UnderclockError
 from underclock.hw.interrupts import raise_lost_interrupt
-from underclock.runtime.undo.ownership import (
-    RUNTIME_DIR,
-    Process,
-    family_of,
-    runtime_folder,
-    say,
-)
+from underclock.runtime.undo.ownership import RUNTIME_DIR, Process, family_of, runtime_folder, say
 from underclock.runtime.undo.watchdog_process import WatchdogProcess
 
 if TYPE_CHECKING:

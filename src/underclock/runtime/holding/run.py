@@ -126,9 +126,7 @@ class HowToRun:
 
 
 def run(
-    plan: Plan | JobPlan | str | Path | None,
-    command: Sequence[str],
-    how: HowToRun | None = None,
+    plan: Plan | JobPlan | str | Path | None, command: Sequence[str], how: HowToRun | None = None
 ) -> Ran:
     """Run a training command, and hold a plan's clocks while it trains.
 
@@ -221,10 +219,7 @@ class HeldRun:
     def start(self, trainer_pid: int) -> None:
         """Start the controller, and wait until all is armed. `UnderclockError`: it refuses."""
         self._process = ControllerProcess.start(
-            self._set,
-            work=_WORK,
-            options=self._options,
-            trainer_pid=trainer_pid,
+            self._set, work=_WORK, options=self._options, trainer_pid=trainer_pid
         )
         try:
             armed = self._process.armed()

@@ -264,11 +264,7 @@ class _Laid:
                 aims_s[self._first[following]] = -self._plan.latency_s
         begins = [at for at in range(self._launches) if at == 0 or clocks[at] != clocks[at - 1]]
         segments = [
-            Segment(
-                launches=end - first,
-                clocks=clocks[first],
-                aim_s=aims_s[first],
-            )
+            Segment(launches=end - first, clocks=clocks[first], aim_s=aims_s[first])
             for first, end in pairwise([*begins, self._launches])
         ]
         half_s = 0.5 * self._plan.latency_s  # which part is the call the controller learns

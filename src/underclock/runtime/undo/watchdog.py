@@ -19,14 +19,7 @@ from underclock.errors import DataError, UnderclockError
 from underclock.hw.nvml_calls import nvml_session, settable_gpu
 from underclock.runtime.undo.guarded_gpu import Undone, give_back
 from underclock.runtime.undo.ownership import Ownership, Process, kill, say
-from underclock.runtime.undo.watchdog_process import (
-    BEAT,
-    HUNG_S,
-    POLL_S,
-    QUIET,
-    READY,
-    WATCHED,
-)
+from underclock.runtime.undo.watchdog_process import BEAT, HUNG_S, POLL_S, QUIET, READY, WATCHED
 
 if TYPE_CHECKING:
     from underclock.hw.nvml_calls import SettableGpu
