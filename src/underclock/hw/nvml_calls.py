@@ -299,13 +299,8 @@ class SettableNvmlGpu:
     """One NVIDIA GPU by its UUID; inside an `nvml_session`."""
 
     def __init__(self, uuid: str) -> None:
-        self._uuid = uuid
+        self.uuid = uuid
         self._handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-
-    @property
-    def uuid(self) -> str:
-        """The name under which every program knows this GPU."""
-        return self._uuid
 
     def read(self, setting: Setting) -> Lock:
         """Return what is locked; only a simulated driver has a lock to read."""
@@ -319,7 +314,7 @@ class SettableNvmlGpu:
         try:
             write_setting(self._handle, setting, value)
         except UnderclockError as exc:
-            exc.add_note(f"on GPU {self._uuid}")
+            exc.add_note(f"on GPU {self.uuid}")
             raise
 
 
@@ -376,8 +371,7 @@ def settable_gpu(uuid: str) -> SettableGpu:
     if is_read_only() or may_set():  # the gate says that it is closed when something is set
         return SettableNvmlGpu(uuid)
     found = ways()
-    open_ = next((way.name for way in found if way.works), None)
-    if open_ is WayName.ZEUSD:
+    if found[-1].works:
         from underclock.hw.zeusd import Zeusd, ZeusdGpu, socket_path  # noqa: PLC0415 - only where used
 
         return ZeusdGpu(uuid, Zeusd(socket_path()))
