@@ -214,7 +214,7 @@ def is_distributed(torch: Any) -> bool:
     return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
-def meet(torch: Any, clock: Clock, longest_s: float = _LONGEST_S) -> bool:
+def meet(torch: Any, clock: Clock) -> bool:
     """Wait without the GPUs until every rank is here, or for too long; return whether all came.
 
     For what one rank does first shows as waiting on the rest.
@@ -224,7 +224,7 @@ def meet(torch: Any, clock: Clock, longest_s: float = _LONGEST_S) -> bool:
     store, ranks = _store(torch), int(torch.distributed.get_world_size())
     key = f"underclock/meeting{next(_MEETINGS)}"
     store.add(key, 1)
-    return _came(clock, lambda: int(store.add(key, 0)) >= ranks, longest_s)
+    return _came(clock, lambda: int(store.add(key, 0)) >= ranks, _LONGEST_S)
 
 
 def _came(clock: Clock, is_so: Callable[[], bool], longest_s: float) -> bool:

@@ -83,7 +83,7 @@ def demangled(name: str) -> str:
         libc.free(text)
 
 
-def wait_for_gpu(torch: Any, *, longest_s: float = STUCK_S) -> None:
+def wait_for_gpu(torch: Any) -> None:
     """Wait until the current device has done all it was given.
 
     Signals interrupt it: the waiting itself is done in another thread, which a GPU that never
@@ -101,9 +101,9 @@ def wait_for_gpu(torch: Any, *, longest_s: float = STUCK_S) -> None:
             done.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    if not done.wait(longest_s):
+    if not done.wait(STUCK_S):
         raise StuckError(
-            f"the GPU did not finish what it was given in {longest_s:g} s",
+            f"the GPU did not finish what it was given in {STUCK_S:g} s",
             hint="a collective may wait for a rank that is gone; look at the GPU with `nvidia-smi`",
         )
     if failed:

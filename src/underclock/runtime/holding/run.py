@@ -289,16 +289,15 @@ class HeldRun:
             self._how.tell("what stays set is given back within 15 s, or by `underclock restore`")
         return words
 
-    def scalars(self, gpu: int = 0) -> dict[str, float]:
-        """Return how the last steps went, for a logger; empty before there was one.
+    def scalars(self) -> dict[str, float]:
+        """Return how the first GPU's last steps went, for a logger; empty before there was one.
 
-        It may be asked for every step: the log is read once a second at most. `gpu`: which of the
-        run's.
+        It may be asked for every step: the log is read once a second at most.
         """
         now_s = SystemClock().now_s()
         if now_s >= self._scalars_s + _SCALARS_EVERY_S:
             self._scalars_s = now_s
-            self._scalars = live_scalars(self._log.new(), gpu) or self._scalars
+            self._scalars = live_scalars(self._log.new()) or self._scalars
         return dict(self._scalars)
 
     @property

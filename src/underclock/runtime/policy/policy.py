@@ -285,7 +285,7 @@ def budget_of(plan: Plan) -> float:
 _SHARE = 0.5  # of the stretches are left away
 
 
-def without_least_paying(schedule: ClockSchedule, share: float = _SHARE) -> ClockSchedule | None:
+def without_least_paying(schedule: ClockSchedule) -> ClockSchedule | None:
     """Return a schedule without its least-paying stretches; ``None`` where none can go.
 
     A stretch that goes runs at the clocks of the one before, which stays.
@@ -296,7 +296,7 @@ def without_least_paying(schedule: ClockSchedule, share: float = _SHARE) -> Cloc
     gone: set[int] = set()
     for index in sorted(range(count), key=lambda i: pays_j[i]):
         neighbours = {(index - 1) % count, (index + 1) % count}
-        if len(gone) >= share * count or pays_j[index] == math.inf:
+        if len(gone) >= _SHARE * count or pays_j[index] == math.inf:
             break
         if index in neighbours or gone & neighbours:
             continue

@@ -3,5 +3,5 @@
 * `page`: the mark page, which controller and trainer both have open; `streams`: who writes a mark
 * `sites`: where a plan's marks go; `marks`: hooks that put them into a live PyTorch step
 * `marking`: how a training process begins; `inject/`: how one begins that knows nothing of it
-* `notes`: what a server says of its steps; `kept_files`: files set aside while a script is looked at
+* `notes`: what a server says of its steps; `kept_files`: files set aside for a look
 """

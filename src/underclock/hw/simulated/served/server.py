@@ -134,7 +134,6 @@ def served_gpus(
     path: Path,
     *,
     count: int = 1,
-    seed: int = 0,
     load: Step | None = None,
     speed: float = 1.0,
 ) -> Iterator[Served]:
@@ -145,7 +144,7 @@ def served_gpus(
     if count < 1:
         raise ValueError(f"a machine needs at least one GPU, got {count}")
     made = gpu_model(model) if isinstance(model, str) else model
-    gpus = tuple(VirtualGpu(made, seed=seed, unit=unit) for unit in range(count))
+    gpus = tuple(VirtualGpu(made, seed=0, unit=unit) for unit in range(count))
     served = Served(gpus, PacedClock(gpus, SystemClock(), speed=speed))
     with contextlib.ExitStack() as stack:
         if load is not None:
