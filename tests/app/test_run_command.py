@@ -241,12 +241,12 @@ def test_a_run_without_a_plan_has_its_kwh_and_sets_nothing(
     monkeypatch.setenv(LEDGER, str(tmp_path / "ledger.jsonl"))
     Path("train.py").write_text(SCRIPT)
     with pytest.raises(SystemExit) as ended:
-        main(["run", "--observe", "--json", "--", sys.executable, "train.py", "40"])
+        main(["run", "--observe", "--json", "--", sys.executable, "train.py", "25"])
     ran = json.loads(capsys.readouterr().out)
     ((booked,), notes) = read_runs(tmp_path / "ledger.jsonl")
 
     assert (ended.value.code, notes) == (0, ())
-    assert ran["summary"]["enqueued"] == 40 > ran["summary"]["steps"] > 20
+    assert ran["summary"]["enqueued"] == 25 > ran["summary"]["steps"] > 10
     assert ran["line"].endswith(" kWh drawn; no clock was set")
     assert len(booked.gpus) == 2  # all that the command sees
     assert (booked.job, booked.against, booked.plan) == ("train", SavedAgainst.OBSERVED, "")
@@ -262,7 +262,7 @@ def test_a_run_without_a_plan_learns_clocks_and_gives_them_back(
     Path("train.py").write_text(SCRIPT)
     log = tmp_path / "log.jsonl"
     with pytest.raises(SystemExit) as ended:
-        main(["run", "--log", str(log), "--", sys.executable, "train.py", "150"])
+        main(["run", "--log", str(log), "--", sys.executable, "train.py", "60"])
     said = capsys.readouterr().err
 
     assert ended.value.code == 0
