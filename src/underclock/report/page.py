@@ -162,9 +162,10 @@ def lines_of(plan: Plan) -> list[FrontierLine]:
     """Return the frontiers that a plan has, at the least latency first."""
     limit, held = slowest_shown(plan), bool(plan.achievable_frontier)
     own_s = plan.schedule and plan.schedule.latencies.constant_s
+    at_once = held or plan.bound is plan.chosen
     lines = [
         FrontierLine(
-            name="if clocks changed at once: a bound" if held else "if clocks changed at once",
+            name="if clocks changed at once: a bound" if at_once else "at other time budgets",
             takes="no time: a bound",
             latency_s=0.0,
             points=points_of(plan.frontier, limit),
