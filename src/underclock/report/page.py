@@ -61,6 +61,11 @@ def _squeezed(name: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
+def _unbroken(line: str) -> str:
+    """Keep numbers, their units and their margins on one line."""
+    return re.sub(r"(?<=±) | (?=%)| (?=(?:kWh|EUR|ms)\b)", "\N{NO-BREAK SPACE}", line)
+
+
 def page(plan: Plan, validation: Validation | None) -> str:
     """Return the HTML page of a plan, and of its validation where it was run again."""
     uses, first = kernel_uses(plan), plan.headline
@@ -68,7 +73,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
     return rendered(
         "page.html.jinja",
         plan=plan,
-        said=answer_of(plan, validation),
+        said=[_unbroken(line) for line in answer_of(plan, validation)],
         validation=validation,
         auto=plan.auto,
         auto_word=wording.auto_word(plan),
