@@ -254,8 +254,7 @@ def learned(cell: Cell, seed: int, smooth: bool) -> Learned:  # noqa: FBT001 - o
     )
 
 
-HEAD = "|one clock|best|learned|of best|cells ≥ 90 %|worse than one clock by|time|"
-HEAD += "one found in|ended in|time lost|inside"
+HEAD = "|one clock|best|learned|of best|cells ≥ 90 %|worse|time|found in|ended in|time lost|inside"
 
 
 def row(name: str, found: dict[Cell, list[Learned]]) -> tuple[str, ...]:
