@@ -333,14 +333,13 @@ def _measuring(
     from underclock.app.backends import default_measuring
 
     usual = default_measuring(gpu, adaptive=campaign.may_adapt)
-    try:
-        return msgspec.structs.replace(
-            usual,
-            kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,
-            window_s=usual.window_s if window is None else window,
-        )
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
+    if window is not None and not window > 0.0:
+        raise UsageError("a window needs a positive length", hint="write for example --window 1s")
+    return msgspec.structs.replace(
+        usual,
+        kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,
+        window_s=usual.window_s if window is None else window,
+    )
 
 
 def _taken(sample_set: "SampleSet") -> str:
