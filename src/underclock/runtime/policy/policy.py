@@ -335,6 +335,7 @@ def _joined(schedule: ClockSchedule, segments: list[Segment]) -> ClockSchedule:
     return msgspec.structs.replace(schedule, segments=tuple(joined), switches=switches)
 
 
+_BACK_WITHIN_S = 0.02  # after a stall: 0.1 % of the time where one comes every 20 s
 _PIECE_S = 1e-6  # until steps were seen
 
 
@@ -364,7 +365,9 @@ class LearningPolicy(Policy):
         self._machine.position.always_closely = not self._job.is_over
         self.changed = None if self._job.knows_changes else self._job.changed
         # One of several may wait in a collective, which is not to be disturbed.
-        self._machine.waits_low = len(self._job.holds) == 1
+        # And a clock that comes back late costs more time than idling at a low one is worth.
+        soon = sum(self._job.change_s) <= _BACK_WITHIN_S
+        self._machine.waits_low = len(self._job.holds) == 1 and soon
         clocks = [Clocks(core_mhz=mhz) for mhz in core_mhz]
         if len({*core_mhz}) == 1:
             self._machine.hold(clocks[0])

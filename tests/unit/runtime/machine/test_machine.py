@@ -287,6 +287,32 @@ def test_a_clock_that_is_held_falls_as_well_while_nothing_runs_where_that_was_as
     assert player.calls[-1][1].to_mhz == 1500
 
 
+@pytest.mark.parametrize(("stall_s", "share"), [(0.3, 0.6), (1.0, 0.85), (3.0, 0.95)])
+def test_most_of_a_stall_is_waited_for_at_a_low_clock(stall_s: float, share: float) -> None:
+    """Power is read ten times a second; what is spent low after the stall is one change."""
+    player = played(low_mhz=300)
+    player.machine.waits_low = True
+    player.machine.hold(FAST)
+    low_s = late_s = 0.0
+    for _ in range(10):
+        player.steps(50, usual(player.machine.timetable))
+        player.machine.observed(FAST, NO_REASON, player.now_s, power_w=600.0)
+        began_s = player.now_s
+        for tick in range(1, round(stall_s / 0.1) + 1):
+            player.run(began_s + 0.1 * tick)
+            player.machine.observed(None, NO_REASON, player.now_s, power_w=150.0)
+        ended_s, (lowered_s, ask) = player.now_s, player.calls[-1]
+        assert ask.to_mhz == 300
+        player.machine.saw(2, ended_s)
+        player.run(ended_s + LAUNCH_S)
+        (back_s, ask) = player.calls[-1]
+        assert ask.to_mhz == FAST.core_mhz
+        low_s += ended_s - (lowered_s + CALL_S + DELAY_S)
+        late_s += back_s + CALL_S + DELAY_S - ended_s
+    assert low_s >= share * 10 * stall_s
+    assert late_s <= 10 * (CALL_S + DELAY_S) + 1e-6
+
+
 @pytest.mark.parametrize(
     ("alone", "clocks", "power_w"),
     [("", FAST, 150.0), ("alone", AUTO, 150.0), ("alone", FAST, 590.0), ("alone", FAST, None)],

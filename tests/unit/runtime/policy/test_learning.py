@@ -186,6 +186,19 @@ def test_slow_or_unknown_changes_leave_one_clock_to_all_pieces(delay_s: float | 
     assert job.policies[0].label in {"learned", "auto"}
 
 
+@pytest.mark.parametrize(("delay_s", "gpus", "low"), [(5e-3, 1, 1), (0.05, 1, 0), (5e-3, 2, 0)])
+def test_a_stall_is_waited_for_low_where_clocks_come_back_soon_and_no_other_gpu_waits(
+    delay_s: float, gpus: int, low: int
+) -> None:
+    job = Job(gpus)
+    job.learning.holds[:] = [policy._take for policy in job.policies]  # noqa: SLF001 - no more
+    for _ in range(3):
+        job.learning.changed(2e-3, delay_s)
+    for hold in job.learning.holds:
+        hold((1500,))
+    assert [machine.waits_low for machine in job.machines] == [bool(low)] * gpus
+
+
 def test_gpus_whose_steps_are_cut_otherwise_have_one_clock() -> None:
     job = Job(2, bound=(0.05, 0.9))
     job.policies[1].discovered([["step", "", 0, 1], ["enter", "tail", 0, 1]])
