@@ -17,6 +17,7 @@ from underclock.units import KWH_J, format_drawn, format_percent
 _DRIVEN = frozenset(
     {"auto", "auto-again", "warm-up", "learning", "off", "observed"}
 )  # what holds no clock
+_UNKNOWN = "-"
 _MOST_POINTS = 1000  # of a drawing: more do not show
 _COLOURS = {  # in the order in which they are shown: auto, then the plan, then what is simpler
     "warm-up": GREY,
@@ -121,13 +122,13 @@ def run_table(summary: RunSummary) -> Table:
     return filled(
         title,
         (*words("what"), Column("", justify="right")),
-        (*arms, *rows),
+        (*arms, *(row for row in rows if row[1] != _UNKNOWN)),
         "\n".join(dict.fromkeys(summary.events)),
     )
 
 
 def _known(value: float | None, write: Callable[[float], str]) -> str:
-    return "-" if value is None else write(value)
+    return _UNKNOWN if value is None else write(value)
 
 
 def _change(mean: float | None, interval: tuple[float, float] | None) -> str:
