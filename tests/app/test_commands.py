@@ -58,6 +58,21 @@ def test_the_whole_way_from_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "<html" in Path("report.html").read_text()
 
 
+def test_the_session_in_the_documentation_is_what_a_terminal_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    docs = Path(__file__).parents[2] / "docs"
+    Path("docs").symlink_to(docs)
+    shown = (docs / "reading.md").read_text().partition("## A session")[2].split("```")[1]
+    for part in shown.removeprefix("text\n$ underclock ").split("\n$ underclock "):
+        command, _, answer = part.partition("\n")
+        main(command.split())
+        said = capsys.readouterr()
+        lines = [line.rstrip() for line in (said.err + said.out).splitlines()]
+        assert lines == answer.rstrip().splitlines()
+
+
 def test_every_command_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
     step = _json("trace gpt3-125m --size batch=2 -o step.json", capsys)
     assert step["parameters"] == json.loads(Path("step.json").read_text())["parameters"]
