@@ -232,7 +232,7 @@ def test_a_schedule_runs_as_it_is_and_its_own_promise_is_judged(
     write_document(tmp_path / "plan.json", plan)
     assert read_document(tmp_path / "plan.json", Plan) == plan
     page = write_report(plan, to=tmp_path / "p.html", validation=validation)
-    assert "whole steps, simulated; switching latency 1ms, assumed" in page.read_text()
+    assert "Whole steps, simulated; switching latency 1ms, assumed" in page.read_text()
 
     measured = _scheduled(
         tiny,

@@ -72,7 +72,7 @@ def test_each_rank_is_held_by_its_part_and_given_back(control: Control, tmp_path
     assert (ran.code, ran.why) == (0, "the training process ended")
     assert _as_found(control)
     (line,) = [words for words in told if "; clocks were" in words]
-    assert "% time against its iterations at auto before, warm-up left out" in line
+    assert "than its iterations at auto before, warm-up left out" in line
     assert line.endswith("kWh drawn; clocks were given back")
     assert not [words for words in told if "held no more" in words]
     lines = read_log(log)

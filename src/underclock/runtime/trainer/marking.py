@@ -155,12 +155,7 @@ def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any, *, waits: 
         return HostStream(page)
     if device.type != "cuda":
         raise NotSupportedError(f"marks need an NVIDIA GPU, and this trains on {device.type}")
-    mine, uuid = str(torch.cuda.get_device_properties(device).uuid), gpu["uuid"]
-    if uuid.removeprefix("GPU-").lower() != mine.removeprefix("GPU-").lower():
-        raise DataError(  # one GPU would be steered by the marks of another
-            f"this process trains on GPU-{mine}, and the run has {uuid} for it",
-            hint="name the GPUs in the order of the local ranks: --gpu nvml:0 --gpu nvml:1",
-        )
+    _check_gpu(torch, gpu["uuid"], device)
     index = torch.cuda.current_device() if device.index is None else device.index
 
     def current() -> int:
@@ -175,6 +170,16 @@ def _wait_for(stream: Any) -> None:
         with contextlib.suppress(OSError, DeviceError, UsageError):
             stream.synchronise()
     stream.close()
+
+
+def _check_gpu(torch: Any, uuid: str, device: Any) -> None:
+    """Refuse to steer one GPU by the marks of another."""
+    mine = str(torch.cuda.get_device_properties(device).uuid)
+    if uuid.removeprefix("GPU-").lower() != mine.removeprefix("GPU-").lower():
+        raise DataError(
+            f"this process trains on GPU-{mine}, and the run has {uuid} for it",
+            hint="name the GPUs in the order of the local ranks: --gpu nvml:0 --gpu nvml:1",
+        )
 
 
 def attach_when_imported() -> None:
