@@ -1,7 +1,7 @@
 """Plans, a server's plans and validations as tables for an 80-column terminal."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import RenderableType
 from rich.table import Column, Table
@@ -268,18 +268,20 @@ def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:
     fixed = "no fixed clock keeps the budget of every step"
     if plan.fixed is not None:
         of = [_change(each.fixed, each) for each in plan.buckets]
-        fixed = (
-            f"one clock for all, {format_mhz(plan.fixed.core_mhz)} MHz, "
-            f"{change_text(min(of))} to {change_text(max(of))}"
-        )
+        fixed = f"one clock for all, {format_mhz(plan.fixed.core_mhz)} MHz, saves {_savings(of)}"
     return (
         Text(
-            f"{change_text(min(changes))} to {change_text(max(changes))} energy a token; {fixed}",
+            f"Saves {_savings(changes)} of energy a token, step by step; {fixed}",
             style="bold",
         ),
         table,
         *map(Text, _obstacles(plan.buckets)),
     )
+
+
+def _savings(changes: Sequence[float]) -> str:
+    low, high = (f"{-100.0 * each + 0.0:.1f}" for each in (max(changes), min(changes)))
+    return f"{low} to {high} %"
 
 
 def _row(bucket: ServingBucket) -> tuple[str, ...]:
