@@ -33,12 +33,13 @@ from pages import fill, markdown
 from underclock.core.job.network import network_of
 from underclock.core.job.schedules import Layout, pipeline
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SIMULATOR, SettableNvmlGpu, Setting, nvml_session
+from underclock.hw.nvml_calls import SIMULATOR, SettableNvmlGpu, nvml_session
 from underclock.records import Arm, Cost, Evidence, GpuInfo, Status, Strategy
 from underclock.records.job import Held, Job, JobPlan, Profile, ProfileRow, Waiting
 from underclock.runtime.undo.guarded_gpu import left_behind
 from underclock.runtime.undo.ownership import RUNTIME_DIR, Process, named_in
 from underclock.store import write_document
+from underclock.units import Domain
 
 RANKS = 4
 WITHIN_S, LOOK_S = 30.0, 5e-3
@@ -143,7 +144,7 @@ class Rig:
 
     def state(self) -> list[tuple[object, ...]]:
         """Return everything that may be set, of each GPU."""
-        return [tuple(gpu.read(setting) for setting in Setting) for gpu in self._gpus]
+        return [tuple(gpu.read(setting) for setting in Domain) for gpu in self._gpus]
 
     def changed(self) -> int:
         """Return on how many GPUs anything is set."""

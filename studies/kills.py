@@ -41,13 +41,14 @@ from msgspec.structs import replace as replace_record
 from pages import fill, made_by, markdown
 from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SIMULATOR, SettableNvmlGpu, Setting, nvml_session
+from underclock.hw.nvml_calls import SIMULATOR, SettableNvmlGpu, nvml_session
 from underclock.records import AUTO, Clocks, Evidence, Pass
 from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
 from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.undo.guarded_gpu import left_behind
 from underclock.runtime.undo.ownership import RUNTIME_DIR, Process, named_in
 from underclock.store import write_document
+from underclock.units import Domain
 
 WITHIN_S = 8.0
 LOOK_S = 1e-3
@@ -117,7 +118,7 @@ class Rig:
 
     def state(self) -> tuple[object, ...]:
         """Return everything that may be set."""
-        return tuple(self._gpu.read(setting) for setting in Setting)
+        return tuple(self._gpu.read(setting) for setting in Domain)
 
     def start_again(self) -> bool:
         """Start the next run, which changes nothing; return whether all is as found then."""

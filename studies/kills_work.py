@@ -14,20 +14,21 @@ from underclock.errors import UnderclockError
 from underclock.hw.base import SystemClock, parse_gpu
 from underclock.hw.interrupts import interruptible
 from underclock.hw.lease import ClockLeases
-from underclock.hw.nvml_calls import Setting, Value
+from underclock.hw.nvml_calls import Value
 from underclock.records import Clocks
 from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.trainer.notes import Hook
 from underclock.runtime.undo.guarded_gpu import GuardedGpu
+from underclock.units import Domain
 
 PERIOD_S = 2e-3
 _LATE_EACH = 500  # a second at auto, every second: else clocks are set
-_CHANGES: tuple[tuple[Setting, Value], ...] = (
-    (Setting.CORE, 1200),
-    (Setting.MEMORY, 5001),
-    (Setting.CORE, 1500),
-    (Setting.MEMORY, None),
-    (Setting.CORE, None),
+_CHANGES: tuple[tuple[Domain, Value], ...] = (
+    (Domain.CORE, 1200),
+    (Domain.MEMORY, 5001),
+    (Domain.CORE, 1500),
+    (Domain.MEMORY, None),
+    (Domain.CORE, None),
 )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from underclock.errors import NotPermittedError
 from underclock.hw.base import SystemClock
-from underclock.hw.nvml_calls import Setting, Value
+from underclock.hw.nvml_calls import Value
 from underclock.runtime.controller.gauges import Gauge, Gauges
+from underclock.units import Domain
 
 CLOCK = SystemClock()
 
@@ -67,11 +68,11 @@ class Asked:
     """A setter that notes what it is asked for, and does something."""
 
     def __init__(self, then: Callable[[], None] = lambda: None) -> None:
-        self.values: list[tuple[Setting, Value]] = []
-        self.refuses: Setting | None = None
+        self.values: list[tuple[Domain, Value]] = []
+        self.refuses: Domain | None = None
         self._then = then
 
-    def __call__(self, setting: Setting, value: Value) -> None:
+    def __call__(self, setting: Domain, value: Value) -> None:
         self.values.append((setting, value))
         if setting is self.refuses:
             raise NotPermittedError("it may not be")

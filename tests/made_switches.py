@@ -1,6 +1,7 @@
 """Latencies of changes of clocks, for tests."""
 
-from underclock.records.latencies import Domain, Switch
+from underclock.records.latencies import Switch
+from underclock.units import Domain
 
 
 def switch(

@@ -14,6 +14,14 @@ from underclock.errors import UsageError
 
 _E = TypeVar("_E", bound=StrEnum)
 
+
+class Domain(StrEnum):
+    """What a clock belongs to."""
+
+    CORE = "core"
+    MEMORY = "memory"
+
+
 KWH_J = 3.6e6
 _PLAIN_FRACTION = 0.2  # a bare number above this is more likely meant in per cent
 

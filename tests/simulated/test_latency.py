@@ -13,8 +13,9 @@ from underclock.gpus.models import Bounds, GpuModel, Latency, SwitchingModel, gp
 from underclock.hw.base import SMALL_S
 from underclock.hw.simulated.driver import Rig, simulated_rig
 from underclock.hw.simulated.launcher import VirtualSmallKernels
-from underclock.records.latencies import Domain, Reader, Switch
+from underclock.records.latencies import Reader, Switch
 from underclock.testing import Fault, FaultKind, FaultScript
+from underclock.units import Domain
 
 _CALL_S = 4e-3
 _STEADY = Latency(shares=(0.0, 1.0), points_s=(_CALL_S, _CALL_S))

@@ -32,8 +32,8 @@ from underclock.hw.simulated.driver import Rig, simulated_rig
 from underclock.hw.simulated.work import FaultKind
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Kernel, Kind, MeasurementSettings, Mix, Step
-from underclock.records.latencies import Domain
 from underclock.testing import simulated_driver
+from underclock.units import Domain
 
 _MODEL = gpu_model("rtx3080ti")
 # Durations that no clock changes, so that what a sensor sees can be told in advance.

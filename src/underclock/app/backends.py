@@ -24,7 +24,7 @@ from underclock.hw.base import (
 from underclock.hw.lockstep import LeadersLeases, LeadingRank, StoreLine
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer, ReplayMeasurer
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SIMULATOR, Setting, Value, is_simulated, nvml_session
+from underclock.hw.nvml_calls import SIMULATOR, Value, is_simulated, nvml_session
 from underclock.hw.simulated.driver import simulated_rig
 from underclock.records import Evidence, MeasurementSettings, Step
 from underclock.runtime.undo.guarded_gpu import guarded
@@ -32,6 +32,7 @@ from underclock.store import kind_of, read_samples, read_table
 from underclock.tracing.held import algorithm_notes, held_launcher, may_lock, real_notes
 from underclock.tracing.job_files import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction
+from underclock.units import Domain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ def open_gpu(
                 yield replace(opened, launcher=launcher, notes=notes, step=now, leader=leader)
 
 
-def guard_of(gpu: NvmlGpu) -> AbstractContextManager[Callable[[Setting, Value], None]]:
+def guard_of(gpu: NvmlGpu) -> AbstractContextManager[Callable[[Domain, Value], None]]:
     """Return what sets a GPU: guarded, unless it is simulated here and ends with this process."""
     ends_with_us = is_simulated() and not os.environ.get(SIMULATOR)
     return nullcontext(gpu.write) if ends_with_us else guarded(gpu.uuid)

@@ -24,7 +24,7 @@ from underclock.hw.nvml_calls import (
     ways,
 )
 from underclock.records import Evidence, GpuInfo, Record
-from underclock.records.latencies import Domain
+from underclock.units import Domain
 
 _LOCKS_UNKNOWN = (
     "NVIDIA's driver does not say which clocks are locked: locked_core_mhz and locked_mem_mhz are "

@@ -255,8 +255,8 @@ def plan_job(
     from underclock.core.job import planning
     from underclock.gpus.models import reported_latency
     from underclock.records.job import Job
-    from underclock.records.latencies import Domain
     from underclock.store.json_files import as_record
+    from underclock.units import Domain
 
     source = None if isinstance(job, Job) else Path(job)
     of = as_record(job, Job)

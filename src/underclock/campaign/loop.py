@@ -38,9 +38,9 @@ from underclock.records import (
     Plan,
     SampleSet,
 )
-from underclock.records.latencies import Domain, LatencyTable
+from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated import Scheduled
-from underclock.units import format_duration
+from underclock.units import Domain, format_duration
 
 # Heat follows power with some 30 s, and warm silicon leaks more: an arm at another's heat is wrong
 # by some tenths of a per cent. So each arm is warmed to its own. After each beginning the

@@ -19,8 +19,8 @@ from underclock.hw.base import Clock, SmallKernels
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import NvmlGpu
 from underclock.records import Clocks
-from underclock.records.latencies import ClockReading, Domain, Quantiles, Reader, Switch, mhz_of
-from underclock.units import format_duration, format_mhz
+from underclock.records.latencies import ClockReading, Quantiles, Reader, Switch, mhz_of
+from underclock.units import Domain, format_duration, format_mhz
 
 Progress = Callable[[int, int, str], None]
 """Takes how many pieces of work are done, of how many, and which is next."""

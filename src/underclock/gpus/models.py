@@ -31,8 +31,7 @@ from underclock.physics.cap import SIMULATED, Fading
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
 from underclock.physics.costs import duration_s, voltage_v
 from underclock.records import SCHEMAS, Kernel, Kind, check_schema
-from underclock.records.latencies import Domain
-from underclock.units import name_hint
+from underclock.units import Domain, name_hint
 
 _NAMES = ("rtx3080ti", "a4000", "a40", "a100", "titanx", "h200")
 _BOARDS = ("rtx3080ti#paper",)

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Mix, Step, ThrottleReason
-from underclock.records.latencies import Domain
-from underclock.units import name_hint
+from underclock.units import Domain, name_hint
 
 if TYPE_CHECKING:
     from underclock.arrays import Floats

@@ -15,7 +15,6 @@ from underclock.errors import NotSupportedError, UnderclockError, UsageError
 from underclock.hw.base import Gpu
 from underclock.hw.nvml_calls import (
     CLOCK_NUMBERS,
-    Setting,
     Value,
     call,
     call_optional,
@@ -28,8 +27,8 @@ from underclock.hw.nvml_calls import (
 )
 from underclock.records import AUTO, GREATEST_MHZ, LEAST_MHZ, Clocks, GpuInfo, ThrottleReason
 from underclock.records.common import can_be_celsius, can_draw
-from underclock.records.latencies import Domain
 from underclock.records.measured import gpu_name
+from underclock.units import Domain
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 PARTITIONED = "split into MIG instances, whose clocks are one"
@@ -76,7 +75,7 @@ class NvmlGpu:
         self._index = index
         self._handle = call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
         # Sets a clock: directly, and through a guard where clocks outlive us.
-        self.write: Callable[[Setting, Value], None] = partial(write_setting, self._handle)
+        self.write: Callable[[Domain, Value], None] = partial(write_setting, self._handle)
         self._most_mhz: int | None = None  # that any of its clocks can have; read when needed
 
     def info(self) -> GpuInfo:
@@ -181,9 +180,9 @@ class NvmlGpu:
     def lock(self, clocks: Clocks) -> None:
         """Hold these clocks; a domain that is ``None`` is left alone."""
         if clocks.core_mhz is not None:
-            self.write(Setting.CORE, clocks.core_mhz)
+            self.write(Domain.CORE, clocks.core_mhz)
         if clocks.mem_mhz is not None:
-            self.write(Setting.MEMORY, clocks.mem_mhz)
+            self.write(Domain.MEMORY, clocks.mem_mhz)
 
     def unlock(self) -> None:
         """Give every clock back to the driver; harmless when nothing is locked."""
@@ -206,11 +205,11 @@ class NvmlGpu:
 
     def give_back(self, domain: Domain) -> None:
         """Give one domain's clock back to the driver; harmless when it is not locked."""
-        self.write(Setting(domain.value), None)
+        self.write(domain, None)
 
     def locked_mhz(self, domain: Domain) -> tuple[int, int] | None:
         """Return between which clocks one is locked; ``None`` where it is not."""
-        return locked_mhz(self._handle, CLOCK_NUMBERS[Setting(domain.value)])
+        return locked_mhz(self._handle, CLOCK_NUMBERS[domain])
 
     def power_limit_w(self) -> float | None:
         """Return the power limit that was set, or the default; ``None`` where it is unknown."""

@@ -23,6 +23,7 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
+from underclock.units import Domain
 
 READ_ONLY = "UNDERCLOCK_READ_ONLY"
 SIMULATOR = "UNDERCLOCK_SIMULATOR"
@@ -241,13 +242,6 @@ def locked_mhz(handle: object, clock: int) -> tuple[int, int] | None:
 _BITS = 32  # in a word of a mask of profiles
 
 
-class Setting(StrEnum):
-    """What can be set; the two clocks are named as `records.latencies.Domain` names them."""
-
-    CORE = "core"
-    MEMORY = "memory"
-
-
 Lock = tuple[int, int] | None
 """Between which MHz a clock is locked; ``None`` where it is free, or that cannot be read."""
 Value = float | Lock
@@ -261,27 +255,27 @@ class SettableGpu(Protocol):
     def uuid(self) -> str:
         """The name under which every program knows this GPU."""
 
-    def read(self, setting: Setting) -> Lock:
+    def read(self, setting: Domain) -> Lock:
         """Return what is locked; ``None`` where that cannot be read, as on every real GPU."""
 
-    def write(self, setting: Setting, value: Value) -> None:
+    def write(self, setting: Domain, value: Value) -> None:
         """Set it; ``None`` gives a clock back to the driver. `NotSupportedError`: this GPU has no
         such setting. `NotPermittedError`: this process may not set it.
         """
 
 
-_LOCKS: dict[Setting, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    Setting.CORE: (pynvml.nvmlDeviceSetGpuLockedClocks, pynvml.nvmlDeviceResetGpuLockedClocks),
-    Setting.MEMORY: (
+_LOCKS: dict[Domain, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    Domain.CORE: (pynvml.nvmlDeviceSetGpuLockedClocks, pynvml.nvmlDeviceResetGpuLockedClocks),
+    Domain.MEMORY: (
         pynvml.nvmlDeviceSetMemoryLockedClocks,
         pynvml.nvmlDeviceResetMemoryLockedClocks,
     ),
 }
-CLOCK_NUMBERS = {Setting.CORE: pynvml.NVML_CLOCK_SM, Setting.MEMORY: pynvml.NVML_CLOCK_MEM}
+CLOCK_NUMBERS = {Domain.CORE: pynvml.NVML_CLOCK_SM, Domain.MEMORY: pynvml.NVML_CLOCK_MEM}
 """NVML's own numbers of the clocks."""
 
 
-def write_setting(handle: Any, setting: Setting, value: Value) -> None:
+def write_setting(handle: Any, setting: Domain, value: Value) -> None:
     """Set something on the GPU of a handle; ``None`` gives a clock back to the driver.
     `NotSupportedError`: this GPU has no such setting. `NotPermittedError`: this process may not set
     it, or read-only mode is on.
@@ -302,14 +296,14 @@ class SettableNvmlGpu:
         self.uuid = uuid
         self._handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
 
-    def read(self, setting: Setting) -> Lock:
+    def read(self, setting: Domain) -> Lock:
         """Return what is locked; only a simulated driver has a lock to read."""
         try:
             return locked_mhz(self._handle, CLOCK_NUMBERS[setting])
         except NotSupportedError:
             return None
 
-    def write(self, setting: Setting, value: Value) -> None:
+    def write(self, setting: Domain, value: Value) -> None:
         """Set it; ``None`` gives a clock back to the driver."""
         try:
             write_setting(self._handle, setting, value)

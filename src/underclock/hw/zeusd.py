@@ -23,8 +23,9 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
-from underclock.hw.nvml_calls import SettableNvmlGpu, Setting, Value, call, check_writable
+from underclock.hw.nvml_calls import SettableNvmlGpu, Value, call, check_writable
 from underclock.hw.wire import Message
+from underclock.units import Domain
 
 SOCKET = "ZEUSD_SOCK_PATH"
 """Zeus's own name for where its daemon listens."""
@@ -137,7 +138,7 @@ class ZeusdGpu(SettableNvmlGpu):
         self._zeusd = zeusd
         self._id = _id_of(uuid, zeusd)
 
-    def write(self, setting: Setting, value: Value) -> None:
+    def write(self, setting: Domain, value: Value) -> None:
         """Have it set; ``None`` gives a clock back to the driver."""
         name, parameters, what = _asked(setting, value)
         check_writable(what)
@@ -148,9 +149,9 @@ class ZeusdGpu(SettableNvmlGpu):
         self._zeusd.close()
 
 
-def _asked(setting: Setting, value: Value) -> tuple[str, dict[str, object], str]:
+def _asked(setting: Domain, value: Value) -> tuple[str, dict[str, object], str]:
     """Return the endpoint that sets something, its parameters, and what is set in words."""
-    domain = "gpu" if setting is Setting.CORE else "mem"
+    domain = "gpu" if setting is Domain.CORE else "mem"
     if value is None:
         return f"reset_{domain}_locked_clocks", {}, f"unlock the {setting}"
     low, high = value if isinstance(value, tuple) else (int(value), int(value))

@@ -13,17 +13,11 @@ import msgspec
 from underclock.errors import DataError
 from underclock.records.common import SCHEMAS, Clocks, Evidence, Mhz, Number, Record
 from underclock.records.measured import GpuInfo, Provenance
+from underclock.units import Domain
 
 _P95 = 1.645  # standard deviations of a normal one
 LONGEST_S = 60.0  # slower than any driver by far
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
-
-
-class Domain(StrEnum):
-    """What a clock belongs to."""
-
-    CORE = "core"
-    MEMORY = "memory"
 
 
 class Reader(StrEnum):

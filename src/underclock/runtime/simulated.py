@@ -21,10 +21,11 @@ from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import Rig
 from underclock.hw.simulated.work import FaultKind, LaunchLoop
 from underclock.records import AUTO, Clocks, Kernel, Mix
-from underclock.records.latencies import Domain, LatencyTable
+from underclock.records.latencies import LatencyTable
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import Ask, timetable
 from underclock.runtime.trainer.page import STEPS
+from underclock.units import Domain
 
 _LEAST_LENGTH = 0.2  # of a step that varies
 

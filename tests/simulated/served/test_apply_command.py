@@ -20,13 +20,14 @@ from underclock.app import main
 from underclock.errors import DeviceError
 from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SettableNvmlGpu, Setting
+from underclock.hw.nvml_calls import SettableNvmlGpu
 from underclock.records import Clocks, Plan
 from underclock.runtime.holding.held_gpu import holding
 from underclock.runtime.undo.guarded_gpu import GuardedGpu, left_behind
 from underclock.runtime.undo.ownership import Process
 from underclock.store import write_document
 from underclock.testing import Control
+from underclock.units import Domain
 from users import NOBODY, as_root
 
 FIXED = Clocks(core_mhz=1200, mem_mhz=9251)
@@ -59,7 +60,7 @@ def interrupted_once_set(rig: Rig) -> Iterator[list[tuple[object, ...]]]:
         clock = SystemClock()
         while not over.is_set():
             clock.sleep_s(0.005)
-            locks = tuple(map(gpu.read, Setting))
+            locks = tuple(map(gpu.read, Domain))
             if None not in locks:
                 clock.sleep_s(0.3)  # until it was told too
                 seen.append(locks)
@@ -151,7 +152,7 @@ def test_without_permission_it_says_so(
 
 def _armed(rig: Rig) -> GuardedGpu:
     one = GuardedGpu(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
-    one.set(Setting.CORE, 1200)
+    one.set(Domain.CORE, 1200)
     return one
 
 

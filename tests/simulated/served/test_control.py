@@ -15,7 +15,7 @@ import pytest
 from kills import Rig
 from underclock.errors import DataError, DeviceError
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SettableNvmlGpu, Setting
+from underclock.hw.nvml_calls import SettableNvmlGpu
 from underclock.runtime.controller.process import Work, WorkDone, control
 from underclock.runtime.controller.process import hold as begin_hold
 from underclock.runtime.undo.guarded_gpu import GuardedGpu
@@ -23,6 +23,7 @@ from underclock.runtime.undo.ownership import OwnedError, Ownership
 from underclock.runtime.undo.watchdog import ControllerGone, Watchdog
 from underclock.runtime.undo.watchdog_process import BEAT, WATCHED, WatchdogProcess
 from underclock.testing import Control
+from underclock.units import Domain
 from undo_model import TAKE_OVER, acts_of
 
 
@@ -106,7 +107,7 @@ class _Stepping:
         del now_s
         if not self._left:
             raise self._end
-        self._gpu.set(Setting.CORE, self._left.pop())
+        self._gpu.set(Domain.CORE, self._left.pop())
 
 
 def test_work_that_is_done_ends_it(rig: Rig, other: "subprocess.Popen[bytes]") -> None:
@@ -166,7 +167,7 @@ def ends(
             rig.folder,
             share_lock=lambda lock: _share(ours, lock),
         )
-        one.set(Setting.CORE, 1200)
+        one.set(Domain.CORE, 1200)
         one.lock.release()  # the watchdog's share keeps it
         yield ours, Watchdog(theirs, rig.folder), one
 
@@ -249,7 +250,7 @@ def test_a_gpu_that_refuses_does_not_keep_the_others_waiting(
     ours, watchdog, _ = ends
     second = SettableNvmlGpu(NvmlGpu(1).uuid())
     one = GuardedGpu(second, rig.folder, share_lock=lambda lock: _share(ours, lock))
-    one.set(Setting.CORE, 1200)
+    one.set(Domain.CORE, 1200)
     one.lock.release()
     watchdog.hear()
     watchdog.hear()
@@ -258,7 +259,7 @@ def test_a_gpu_that_refuses_does_not_keep_the_others_waiting(
 
     undoing = threading.Thread(target=watchdog.take_over)
     undoing.start()
-    comes(lambda: second.read(Setting.CORE) is None)
+    comes(lambda: second.read(Domain.CORE) is None)
 
     assert not rig.is_clean()
     control.heal()

@@ -17,12 +17,13 @@ from small_training import Model, plan, training, with_memory
 from underclock.app.doctor import examine
 from underclock.errors import DeviceError, UnderclockError, UsageError
 from underclock.hw.base import SystemClock
-from underclock.hw.nvml_calls import SettableNvmlGpu, Setting, nvml_session
+from underclock.hw.nvml_calls import SettableNvmlGpu, nvml_session
 from underclock.records.runs import StepLine
 from underclock.runtime.holding.held_gpu import applied
 from underclock.runtime.holding.run import HowToRun, Ran, run
 from underclock.runtime.undo.guarded_gpu import GuardedGpu, left_behind
 from underclock.runtime.undo.ownership import Process
+from underclock.units import Domain
 from windows import with_step
 
 _KILL, _STOP, _TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
@@ -255,7 +256,7 @@ def test_a_run_mends_what_another_left_and_a_third_is_refused(bench: Bench) -> N
     with nvml_session():
         gpu = SettableNvmlGpu(examine("nvml:0").gpus[0].gpu.uuid or "")
         left = GuardedGpu(gpu, bench.folder, share_lock=lambda _: None)
-        left.set(Setting.CORE, 900)
+        left.set(Domain.CORE, 900)
         left.lock.release()
 
     ran = _run(bench, befalls)

@@ -19,13 +19,14 @@ from invented import SERVING_PLAN
 from kills import Rig
 from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SettableNvmlGpu, Setting
+from underclock.hw.nvml_calls import SettableNvmlGpu
 from underclock.ledger import LEDGER, SavedAgainst, read_runs
 from underclock.records import AUTO, Clocks
 from underclock.records.serving import ServingPlan
 from underclock.runtime.controller.governor import Governor, Note
 from underclock.runtime.trainer.notes import LATE, Hook
 from underclock.store import write_document
+from underclock.units import Domain
 
 Comes = Callable[[Callable[[], bool]], None]
 SERVER = """
@@ -48,7 +49,7 @@ def plan(rig: Rig) -> ServingPlan:
 @pytest.fixture
 def core(rig: Rig) -> Callable[[], object]:
     gpu = SettableNvmlGpu(rig.uuid)
-    return lambda: gpu.read(Setting.CORE)
+    return lambda: gpu.read(Domain.CORE)
 
 
 def test_each_phase_has_its_clocks_and_a_late_request_none(

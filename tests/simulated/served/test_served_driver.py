@@ -36,10 +36,10 @@ from underclock.hw.simulated.served.client import (
 )
 from underclock.hw.wire import MessageReader, send
 from underclock.records import Clocks, Kernel, Step
-from underclock.records.latencies import Domain
 from underclock.runtime.trainer.streams import ServedStream
 from underclock.store import write_document
 from underclock.testing import Control, Served, served_gpus
+from underclock.units import Domain
 
 
 class TestServedGpu(GpuContract):

@@ -21,17 +21,10 @@ from underclock.errors import (
 )
 from underclock.hw.base import SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import (
-    Setting,
-    WayName,
-    is_admin,
-    may_set,
-    nvml_session,
-    settable_gpu,
-    ways,
-)
+from underclock.hw.nvml_calls import WayName, is_admin, may_set, nvml_session, settable_gpu, ways
 from underclock.hw.zeusd import SOCKET, Zeusd, ZeusdGpu
 from underclock.testing import SimulatedMachine, simulated_driver
+from underclock.units import Domain
 
 IDLE_S = 0.05
 _PARAMETERS = {
@@ -186,7 +179,7 @@ def test_zeusd_is_taken_where_nothing_else_is_open(
         assert [way.name for way in ways() if way.works] == [WayName.ZEUSD]
         gpu = settable_gpu(NvmlGpu().uuid())
         assert isinstance(gpu, ZeusdGpu)
-        gpu.write(Setting.CORE, 1200.0)
+        gpu.write(Domain.CORE, 1200.0)
         assert machine.gpus[0].core_lock == (1200, 1200)
         gpu.close()
 
@@ -227,15 +220,15 @@ def gpu(zeusd: Zeusd) -> ZeusdGpu:
 
 def test_it_sets_what_this_process_may_not(gpu: ZeusdGpu, daemon: FakeZeusd) -> None:
     first, second = daemon.machine.gpus
-    gpu.write(Setting.CORE, 1200.0)
-    gpu.write(Setting.MEMORY, (5001, 7251))
+    gpu.write(Domain.CORE, 1200.0)
+    gpu.write(Domain.MEMORY, (5001, 7251))
 
     assert (second.core_lock, second.mem_lock) == ((1200, 1200), (5001, 7251))
     assert first.core_lock is None
     assert gpu.uuid == NvmlGpu(1).uuid()
 
-    gpu.write(Setting.CORE, None)
-    gpu.write(Setting.MEMORY, None)
+    gpu.write(Domain.CORE, None)
+    gpu.write(Domain.MEMORY, None)
     assert (second.core_lock, second.mem_lock) == (None, None)
 
 
@@ -243,15 +236,15 @@ def test_a_daemon_that_ends_is_said_and_one_that_comes_back_is_used(
     gpu: ZeusdGpu, daemon: FakeZeusd, tmp_path: Path
 ) -> None:
     path = tmp_path / "z"
-    gpu.write(Setting.CORE, 1200.0)
+    gpu.write(Domain.CORE, 1200.0)
     daemon.shutdown()
     daemon.server_close()
     path.unlink()
     SystemClock().sleep_s(4 * IDLE_S)
     with pytest.raises(DeviceError, match="does not answer"):
-        gpu.write(Setting.CORE, 1215.0)
+        gpu.write(Domain.CORE, 1215.0)
     with serving_zeusd(path, daemon.machine):
-        gpu.write(Setting.CORE, 1230.0)
+        gpu.write(Domain.CORE, 1230.0)
     assert daemon.machine.gpus[1].core_lock == (1230, 1230)
 
 
@@ -274,7 +267,7 @@ def test_a_token_is_asked_for_and_sent(
             gpu = ZeusdGpu(NvmlGpu(1).uuid(), allowed)
             expected = contextlib.nullcontext() if works else pytest.raises(NotPermittedError)
             with expected:
-                gpu.write(Setting.CORE, 1200.0)
+                gpu.write(Domain.CORE, 1200.0)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +290,7 @@ def test_what_it_refuses_is_told_in_its_own_words(
 ) -> None:
     daemon.fails = answer
     with pytest.raises(kind, match=f"zeusd answered {answer[0]}") as caught:
-        gpu.write(Setting.CORE, value)
+        gpu.write(Domain.CORE, value)
     assert type(caught.value) is kind
 
 
@@ -309,5 +302,5 @@ def test_read_only_mode_closes_this_way_too(tmp_path: Path) -> None:
         contextlib.closing(Zeusd(str(tmp_path / "z"))) as zeusd,
     ):
         with pytest.raises(NotPermittedError, match="READ_ONLY"):
-            ZeusdGpu(NvmlGpu().uuid(), zeusd).write(Setting.CORE, 1200.0)
+            ZeusdGpu(NvmlGpu().uuid(), zeusd).write(Domain.CORE, 1200.0)
         assert machine.gpus[0].core_lock is None

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from made_switches import switch
 from underclock.errors import DataError
 from underclock.records import Evidence, GpuInfo
-from underclock.records.latencies import Domain, LatencyTable, Switch
+from underclock.records.latencies import LatencyTable, Switch
+from underclock.units import Domain
 
 _GPU = GpuInfo(name="G", driver="580")
 _CORE, _MEMORY = Domain.CORE, Domain.MEMORY

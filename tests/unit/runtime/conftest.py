@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from underclock.hw.nvml_calls import Lock, Setting, Value
+from underclock.hw.nvml_calls import Lock, Value
+from underclock.units import Domain
 from users import AsNobody, second_user
 
 if TYPE_CHECKING:
@@ -19,15 +20,15 @@ class RememberingGpu:
     uuid = "GPU-0"
 
     def __init__(self) -> None:
-        self.values: dict[Setting, Value] = dict.fromkeys(Setting)
-        self.refused: dict[Setting, UnderclockError] = {}
-        self.written: list[tuple[Setting, Value]] = []
+        self.values: dict[Domain, Value] = dict.fromkeys(Domain)
+        self.refused: dict[Domain, UnderclockError] = {}
+        self.written: list[tuple[Domain, Value]] = []
 
-    def read(self, setting: Setting) -> Lock:
+    def read(self, setting: Domain) -> Lock:
         del setting
         return None
 
-    def write(self, setting: Setting, value: Value) -> None:
+    def write(self, setting: Domain, value: Value) -> None:
         if setting in self.refused:
             raise self.refused[setting]
         self.written.append((setting, value))

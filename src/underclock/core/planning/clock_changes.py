@@ -23,7 +23,8 @@ from underclock.core.step.cost_table import CostTable, overlapped
 from underclock.core.step.power_cap import LaunchCosts
 from underclock.errors import DataError
 from underclock.records import Clocks, Kernel, Kind, Pass
-from underclock.records.latencies import Domain, LatencyTable, Switch, mhz_of
+from underclock.records.latencies import LatencyTable, Switch, mhz_of
+from underclock.units import Domain
 
 _CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms and 13 ms)
 _CALL_SPREAD = 0.6  # standard deviation of calls over their median, on that A800

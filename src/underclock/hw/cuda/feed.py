@@ -23,8 +23,8 @@ from underclock.hw.cuda.driver import INSTALL_TORCH, STUCK_S, wait_for_gpu
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.torch_step import profiler_detaches
 from underclock.hw.lockstep import SILENT_S, RankPace
-from underclock.records.latencies import Domain
 from underclock.records.work import NodeKind, TracedActivity
+from underclock.units import Domain
 
 _HURRIED_S = 4.0  # the same where a signal ends the command
 _POLL_S = 1e-4  # between looks at what the GPU does

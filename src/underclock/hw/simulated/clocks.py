@@ -16,7 +16,7 @@ import numpy as np
 
 from underclock.gpus.models import Bounds, GpuModel, SwitchingModel
 from underclock.physics.cap import SIMULATED, Fading
-from underclock.records.latencies import Domain
+from underclock.units import Domain
 
 CAP_TICK_S = 0.02
 _BIN_W = 10.0  # one bin more for each of these above the limit

@@ -25,7 +25,7 @@ from underclock.physics.cap import SIMULATED
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import boost_mhz, temperature_after
 from underclock.records import Clocks, ThrottleReason
-from underclock.records.latencies import Domain
+from underclock.units import Domain
 
 _ROUNDING_S = 1e-12
 _NEARLY_S = 1e-9  # a stride that ends so far from a tick of the power loop does not reach it

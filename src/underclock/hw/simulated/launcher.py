@@ -18,7 +18,7 @@ from underclock.hw.watching import WatchedLoop
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import duration_s
 from underclock.records import Clocks, Kernel, Kind, Mix
-from underclock.records.latencies import Domain
+from underclock.units import Domain
 
 _LOOK_S = 0.02
 _SHORT_S = 1e-3  # of a round; the launches of shorter ones run in turns of several

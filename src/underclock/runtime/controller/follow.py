@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from underclock.errors import DataError, UnderclockError
 from underclock.hw.base import Clock, SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import Setting, is_simulated
+from underclock.hw.nvml_calls import is_simulated
 from underclock.learning.pieces import read_places
 from underclock.records import AUTO, Clocks, Evidence, Plan, ThrottleReason
 from underclock.records.job import JobPlan
@@ -37,6 +37,7 @@ from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.guarded_gpu import GuardedGpu
 from underclock.runtime.undo.ownership import Process, say
+from underclock.units import Domain
 
 if TYPE_CHECKING:
     from underclock.learning.blocks import JobLearning
@@ -176,7 +177,7 @@ class GpuController:
         failed: Exception | None = None
         with thread.during():
             try:
-                setter(Setting(ask.domain), ask.to_mhz)
+                setter(ask.domain, ask.to_mhz)
             except (UnderclockError, OSError) as exc:  # refused, or no journal
                 failed = exc
         returned_s = self._clock.now_s()
@@ -237,7 +238,7 @@ class GpuController:
         self.machine.hold(AUTO)
         self._expect()
         if self._setter is not None:
-            for setting in (Setting.CORE, Setting.MEMORY):
+            for setting in (Domain.CORE, Domain.MEMORY):
                 try:
                     self._setter(setting, None)
                 except UnderclockError as exc:  # other GPUs go on; the undo tries it again

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from underclock.hw.base import Clock, SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import Setting, is_simulated
+from underclock.hw.nvml_calls import is_simulated
 from underclock.records import AUTO, SERVING, Clocks, Evidence, Pass
 from underclock.records.latencies import changed
 from underclock.records.runs import RunLine
@@ -188,7 +188,7 @@ class Governing:
         clocks = self._governor.ask(now_s)
         if clocks is not None:
             for domain, _, to_mhz in changed(self._governor.asked, clocks):
-                self._setter(Setting(domain), to_mhz)
+                self._setter(domain, to_mhz)
             self._changes += 1
             self._governor.changed(clocks, self._clock.now_s())
 

@@ -22,9 +22,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
 
 from underclock.errors import UsageError
-from underclock.hw.nvml_calls import SettableGpu, Setting, nvml_session, settable_gpu
+from underclock.hw.nvml_calls import SettableGpu, nvml_session, settable_gpu
 from underclock.records import Clocks
-from underclock.records.latencies import Domain, mhz_of
+from underclock.records.latencies import mhz_of
 from underclock.runtime.undo.guarded_gpu import (
     GuardedGpu,
     Undone,
@@ -33,6 +33,7 @@ from underclock.runtime.undo.guarded_gpu import (
 )
 from underclock.runtime.undo.ownership import Process, runtime_folder
 from underclock.runtime.undo.watchdog_process import WatchdogProcess
+from underclock.units import Domain
 
 TRAINER_ENDED = "the training process ended"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -64,7 +65,7 @@ Begin = Callable[[Mapping[str, GuardedGpu], Mapping[str, Any]], Work]
 
 Tell = Callable[[Mapping[str, Any]], None]
 
-Setter = Callable[[Setting, float | None], None]
+Setter = Callable[[Domain, float | None], None]
 """Sets a clock; ``None`` gives it back to the driver."""
 
 
@@ -75,8 +76,8 @@ def try_clocks(setter: Setter, some: Collection[Clocks]) -> None:
     for domain in Domain:
         held_mhz = [mhz for each in some if (mhz := mhz_of(each, domain)) is not None]
         if held_mhz:
-            setter(Setting(domain), max(held_mhz))
-            setter(Setting(domain), None)
+            setter(domain, max(held_mhz))
+            setter(domain, None)
 
 
 def control(
@@ -222,6 +223,6 @@ def hold(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Work:
     """Set what the options ask for, values by setting by UUID, and wait: work that sets once."""
     for uuid, values in options.items():
         for name, value in values.items():
-            gpus[uuid].set(Setting(name), value)
+            gpus[uuid].set(Domain(name), value)
     nothing = SimpleNamespace(waits_on=(), next_s=lambda: math.inf, wake=lambda _now_s: None)
     return cast("Work", nothing)  # there is nothing to do between the first setting and the undo

@@ -22,7 +22,7 @@ import msgspec
 from underclock.errors import DataError, DeviceError, UnderclockError, UsageError
 from underclock.hw.base import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
-from underclock.hw.nvml_calls import Setting, gpu_count, nvml_session
+from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.records import AUTO, Clocks, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
 from underclock.records.serving import ServingPlan
@@ -32,14 +32,14 @@ from underclock.runtime.trainer.marking import RUN, attach
 from underclock.runtime.trainer.notes import Hook
 from underclock.runtime.undo.ownership import say
 from underclock.store import as_record
-from underclock.units import parse_duration
+from underclock.units import Domain, parse_duration
 
 _HOLD = "underclock.runtime.controller.process:hold"
 _GOVERN = "underclock.runtime.controller.governor:begin"
 _ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
 _SAME_W = 0.5
 
-Settings = dict[Setting, int]
+Settings = dict[Domain, int]
 
 
 class Holding:
@@ -82,10 +82,10 @@ class Holding:
         """The process that holds it."""
         return self._controller.process.pid
 
-    def in_force(self, setting: Setting) -> str:
+    def in_force(self, setting: Domain) -> str:
         """Read back what is in force; an idle GPU does not show its clocks."""
         observed, reasons = self._gpu.observed(), self._gpu.throttle_reasons()
-        mhz = observed.core_mhz if setting is Setting.CORE else observed.mem_mhz
+        mhz = observed.core_mhz if setting is Domain.CORE else observed.mem_mhz
         if mhz == self.asked[setting]:
             return f"runs at {mhz} MHz"
         if reasons is None:
@@ -159,7 +159,7 @@ def holding(
             )
             warnings = (*warnings, words)
         fixed = plan.fixed or Clocks()
-        values = {Setting.CORE: fixed.core_mhz, Setting.MEMORY: fixed.mem_mhz}
+        values = {Domain.CORE: fixed.core_mhz, Domain.MEMORY: fixed.mem_mhz}
         asked = {setting: value for setting, value in values.items() if value is not None}
         if not asked:
             why = (

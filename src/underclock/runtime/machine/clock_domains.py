@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from underclock.records import Clocks, ThrottleReason
-from underclock.records.latencies import Domain, mhz_of
+from underclock.records.latencies import mhz_of
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.timetable import Ask, ClockChange, Outcome, Timetable
+from underclock.units import Domain
 
 _ENOUGH, _REMEMBERED = 5, 31  # changes seen before they count, and of which the mean is taken
 _ODD = 3.0  # medians: a call that hangs for seconds says nothing of the next

@@ -12,7 +12,7 @@ A simulator's clock, a real page and tests drive the same machine.
 import math
 
 from underclock.records import AUTO, Clocks, ThrottleReason
-from underclock.records.latencies import Domain, mhz_of
+from underclock.records.latencies import mhz_of
 from underclock.runtime.machine.clock_domains import (
     SLOWDOWNS,
     ClockDomains,
@@ -23,6 +23,7 @@ from underclock.runtime.machine.clock_domains import (
 )
 from underclock.runtime.machine.position import Position, Seen
 from underclock.runtime.machine.timetable import Ask, PassedStep, State, Timetable
+from underclock.units import Domain
 
 _STILL = 2.0  # of the longest stretch between marks: then the step stands still
 _LEAST_STILL_S = 0.05

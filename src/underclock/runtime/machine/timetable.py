@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from underclock.records import Clocks, ClockSchedule
-from underclock.records.latencies import Domain, LatencyTable, Switch, changed, mhz_of
+from underclock.records.latencies import LatencyTable, Switch, changed, mhz_of
+from underclock.units import Domain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,14 +31,7 @@ from underclock.errors import (
     UsageError,
 )
 from underclock.hw.interrupts import interrupts_deferred
-from underclock.hw.nvml_calls import (
-    Lock,
-    SettableGpu,
-    Setting,
-    Value,
-    enforced_profiles,
-    settable_gpu,
-)
+from underclock.hw.nvml_calls import Lock, SettableGpu, Value, enforced_profiles, settable_gpu
 from underclock.runtime.undo.ownership import (
     CAREFULLY,
     MACHINE,
@@ -49,6 +42,7 @@ from underclock.runtime.undo.ownership import (
     say,
 )
 from underclock.runtime.undo.watchdog_process import BEAT_S, WatchdogLostError, WatchdogProcess
+from underclock.units import Domain
 
 _KIND, _VERSION = "underclock journal", 3
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -68,8 +62,8 @@ class Journal(NamedTuple):
     pid: int  # of the controller that sets it
     boot: str  # the boot of the machine in which
     # between which MHz each clock was locked before us; None where that cannot be read
-    found: Mapping[Setting, Lock]
-    changed: tuple[Setting, ...]  # what we may have set
+    found: Mapping[Domain, Lock]
+    changed: tuple[Domain, ...]  # what we may have set
 
 
 class JournalFile:
@@ -149,8 +143,8 @@ def _journal(document: Any, uuid: str) -> Journal:  # noqa: ANN401 - whatever JS
         raise ValueError(f"it is a {document['kind']!r} of version {document['version']!r}")
     if document["uuid"] != uuid:
         raise ValueError(f"it is of GPU {document['uuid']!r}")
-    found = {Setting(name): _lock(value) for name, value in dict(document["found"]).items()}
-    changed = tuple(Setting(name) for name in list(document["changed"]))
+    found = {Domain(name): _lock(value) for name, value in dict(document["found"]).items()}
+    changed = tuple(Domain(name) for name in list(document["changed"]))
     if unread := set(changed) - found.keys():
         raise ValueError(f"it sets the {', '.join(unread)} without what was found")
     pid, boot = document["pid"], document["boot"]
@@ -244,7 +238,7 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
     try:
         journal = file.read()
     except DataError as exc:  # what is certain: a lock is better given back
-        done, failed = _put_back(gpu, dict.fromkeys(Setting))
+        done, failed = _put_back(gpu, dict.fromkeys(Domain))
         said = f"{exc}; {exc.hint}"
         if failed:  # then it stays, and it is tried again
             return Undone(gpu.uuid, done, (*failed, said))
@@ -259,7 +253,7 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
 
 
 def _put_back(
-    gpu: SettableGpu, values: Mapping[Setting, Lock]
+    gpu: SettableGpu, values: Mapping[Domain, Lock]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write each value, though one fails; return what was done, and what failed."""
     done, failed = [], []
@@ -313,17 +307,16 @@ class GuardedGpu:
                     hint="run `underclock restore` as a user who may set this GPU",
                 )
             self._file.remove()
-            found = {setting: gpu.read(setting) for setting in Setting}
+            found = {setting: gpu.read(setting) for setting in Domain}
             share_lock(self.lock)
             refused.pop_all()
         self._journal = Journal(gpu.uuid, os.getpid(), boot_id(), found=found, changed=())
 
-    def set(self, setting: Setting, value: Value) -> None:
+    def set(self, setting: Domain, value: Value) -> None:
         """Set something on the GPU, once the journal has it; ``None`` gives a clock back.
         `DeviceError`: the driver refuses. `DataError`: the journal cannot be written; nothing was
         set.
         """
-        setting = Setting(setting)
         if setting not in self._journal.changed:
             if value is None:
                 return  # there is nothing of ours to give back
@@ -347,7 +340,7 @@ class GuardedGpu:
 
 
 @contextlib.contextmanager
-def guarded(uuid: Callable[[], str]) -> Iterator[Callable[[Setting, Value], None]]:
+def guarded(uuid: Callable[[], str]) -> Iterator[Callable[[Domain, Value], None]]:
     """Yield what sets a GPU from this process, armed as it is first called; undo after the block.
 
     A watchdog undoes where this process is killed. A process that was forked off inside the block
@@ -371,7 +364,7 @@ class _ProcessGuard:
         self._one = threading.Lock()  # who speaks with the watchdog, or sets
         self._over = False
 
-    def set(self, setting: Setting, value: Value) -> None:
+    def set(self, setting: Domain, value: Value) -> None:
         if self._armed is None and value is None:
             return  # there is nothing of ours to give back
         gpu, watchdog, _ = self._armed or self._arm()

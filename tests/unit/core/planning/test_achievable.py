@@ -27,7 +27,8 @@ from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_cap import LaunchCosts
 from underclock.errors import DataError
 from underclock.records import AUTO, Clocks, Kernel, Kind, Pass, Status
-from underclock.records.latencies import Domain, LatencyTable, Switch
+from underclock.records.latencies import LatencyTable, Switch
+from underclock.units import Domain
 
 PASSES = (Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER)
 LAYERS = 4

@@ -12,7 +12,7 @@ import pytest
 
 from underclock.hw.base import SystemClock
 from underclock.hw.cuda.feed import CudaSmallKernels
-from underclock.records.latencies import Domain
+from underclock.units import Domain
 
 _PRODUCT_S = 2e-4
 

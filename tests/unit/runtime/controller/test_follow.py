@@ -19,7 +19,7 @@ from followed import CLOCK, Asked, Given, Virtual
 from small_training import plan
 from underclock.errors import NotPermittedError, NotSupportedError, UnderclockError
 from underclock.hw.base import SystemClock
-from underclock.hw.nvml_calls import Setting, Value
+from underclock.hw.nvml_calls import Value
 from underclock.learning.blocks import JobLearning
 from underclock.learning.pieces import write_places
 from underclock.records import AUTO, Clocks, ThrottleReason
@@ -42,6 +42,7 @@ from underclock.runtime.policy.policy import LearningPolicy, policy_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
 from underclock.runtime.trainer.sites import marked, scheduled
+from underclock.units import Domain
 
 _LAUNCH_S = 1e-3
 PLAN = plan(launch_s=_LAUNCH_S)
@@ -63,7 +64,7 @@ class Bench:
 
     def follow(
         self,
-        setter: Callable[[Setting, Value], None] | None,
+        setter: Callable[[Domain, Value], None] | None,
         learns: JobLearning | None = None,
     ) -> Follow:
         part = observed_part()
@@ -119,7 +120,7 @@ def test_clocks_are_asked_for_and_every_step_is_noted(bench: Bench) -> None:
 
     lines = bench.lines()
     steps = [line for line in lines if isinstance(line, StepLine)]
-    assert {(Setting.CORE, 1110), (Setting.CORE, None)} <= set(asked.values)
+    assert {(Domain.CORE, 1110), (Domain.CORE, None)} <= set(asked.values)
     assert len(steps) == 4
     assert all(line.planned == 2 for line in steps)
     assert sum(isinstance(line, AskLine) for line in lines) == len(asked.values)
@@ -217,8 +218,8 @@ def test_what_a_setter_refuses_is_given_back_once_it_takes_that(
     until_s = bench.clock.now_s() + 1.5
     bench.steps(follow, 40)
 
-    locks = [each for each in asked.values if each != (Setting.CORE, None)]
-    assert locks == [(Setting.CORE, 1110)]
+    locks = [each for each in asked.values if each != (Domain.CORE, None)]
+    assert locks == [(Domain.CORE, 1110)]
     assert 2 <= len(asked.values) - len(locks) <= 4  # at once, and then every second
     told = [line.text for line in bench.lines() if isinstance(line, EventLine)]
     assert len(told) == 2
@@ -257,7 +258,7 @@ def test_a_trainer_that_refuses_leaves_clocks_to_the_driver(bench: Bench) -> Non
     with pytest.raises(WorkDone, match="the step is not the plan's"):
         bench.until(follow, bench.clock.now_s() + 1.0)
 
-    assert asked.values == [(Setting.CORE, None), (Setting.MEMORY, None)]
+    assert asked.values == [(Domain.CORE, None), (Domain.MEMORY, None)]
     assert [line.text for line in bench.lines() if isinstance(line, EventLine)] == [
         "the step is not the plan's"
     ]

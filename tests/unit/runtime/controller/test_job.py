@@ -13,7 +13,6 @@ import pytest
 from followed import CLOCK, Asked, Given, Virtual
 from made_jobs import job, job_plan
 from underclock.errors import DataError, UsageError
-from underclock.hw.nvml_calls import Setting
 from underclock.hw.wire import framed
 from underclock.records.job import Held
 from underclock.records.runs import EventLine
@@ -27,6 +26,7 @@ from underclock.runtime.policy.job import JobPolicy, JobRanks, RankPolicy
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
+from underclock.units import Domain
 
 _JOB = job(transfer_s=(1e-3,))
 _SLOW_MHZ, _FAST_MHZ = 1500, 1800
@@ -94,7 +94,7 @@ class Ranks:
     def core_mhz(self) -> list[Any]:
         """Return what each rank's core was asked for last."""
         return [
-            [value for setting, value in asked.values if setting is Setting.CORE][-1]
+            [value for setting, value in asked.values if setting is Domain.CORE][-1]
             for asked in self.setters
         ]
 

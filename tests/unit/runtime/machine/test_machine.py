@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from underclock.errors import DataError
 from underclock.records import AUTO, Clocks, ClockSchedule, Segment, ThrottleReason
-from underclock.records.latencies import Domain, LatencyTable, Switch
+from underclock.records.latencies import LatencyTable, Switch
 from underclock.runtime.machine.clock_domains import DomainChanges, Lock, LockState
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import (
@@ -22,6 +22,7 @@ from underclock.runtime.machine.timetable import (
     timetable,
     timetable_of,
 )
+from underclock.units import Domain
 
 CALL_S, DELAY_S = 1e-3, 4e-3
 LAUNCH_S = 10e-3

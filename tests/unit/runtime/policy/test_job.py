@@ -10,12 +10,12 @@ from made_jobs import CLOCKS_MHZ, all_at, cost, iteration_s, job, job_plan
 from underclock.errors import UsageError
 from underclock.records import Clocks, Segment
 from underclock.records.job import Held, Job, JobPlan
-from underclock.records.latencies import Domain
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import PassedStep, State
 from underclock.runtime.policy.guard import Stage
 from underclock.runtime.policy.job import JobPolicy, JobRanks, Order, RankPolicy
 from underclock.runtime.policy.parts import RankPart, parts_of
+from underclock.units import Domain
 
 _REPLICAS = job(data=2, reduce_s=1e-3)
 _ALONE = job()

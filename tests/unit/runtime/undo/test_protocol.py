@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 import undo_model as protocol
-from underclock.hw.nvml_calls import SettableGpu, Setting
+from underclock.hw.nvml_calls import SettableGpu
 from underclock.runtime.undo.guarded_gpu import GuardedGpu, restore
+from underclock.units import Domain
 from undo_model import Act, Sequences, Violation, acts_of, explore
 
 
@@ -19,14 +20,14 @@ def test_the_code_does_the_acts_that_are_explored(gpu: SettableGpu, folder: Path
         made.append(GuardedGpu(gpu, folder, share_lock=share_lock))
 
     arm()
-    assert acts_of(lambda: made[0].set(Setting.CORE, 1200)) == protocol.CHANGE
-    assert acts_of(lambda: made[0].set(Setting.CORE, 1500)) == (Act.SET,)
+    assert acts_of(lambda: made[0].set(Domain.CORE, 1200)) == protocol.CHANGE
+    assert acts_of(lambda: made[0].set(Domain.CORE, 1500)) == (Act.SET,)
     made[0].lock.release()
     assert acts_of(arm) == protocol.ARM
-    made[1].set(Setting.CORE, 1200)
+    made[1].set(Domain.CORE, 1200)
     assert acts_of(made[1].end) == protocol.END
     arm()
-    made[2].set(Setting.CORE, 1200)
+    made[2].set(Domain.CORE, 1200)
     made[2].lock.release()
     assert acts_of(lambda: restore(folder, ["GPU-0"], lambda _: gpu)) == protocol.RESTORE
 

@@ -19,9 +19,8 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
-from underclock.hw.nvml_calls import Lock, Setting, Value, enforced_profiles, nvml_session
+from underclock.hw.nvml_calls import Lock, Value, enforced_profiles, nvml_session
 from underclock.hw.simulated.driver import simulated_rig
-from underclock.records.latencies import Domain
 from underclock.runtime.undo.guarded_gpu import (
     GuardedGpu,
     Undone,
@@ -32,18 +31,19 @@ from underclock.runtime.undo.guarded_gpu import (
     restore,
 )
 from underclock.runtime.undo.ownership import OwnedError, Ownership
+from underclock.units import Domain
 from users import NOBODY, as_root
 
 
 class Gpu(Protocol):
-    values: dict[Setting, Value]
-    refused: dict[Setting, UnderclockError]
-    written: list[tuple[Setting, Value]]
+    values: dict[Domain, Value]
+    refused: dict[Domain, UnderclockError]
+    written: list[tuple[Domain, Value]]
     uuid: str
 
-    def read(self, setting: Setting) -> Lock: ...
+    def read(self, setting: Domain) -> Lock: ...
 
-    def write(self, setting: Setting, value: Value) -> None: ...
+    def write(self, setting: Domain, value: Value) -> None: ...
 
 
 def armed(gpu: Gpu, folder: Path) -> GuardedGpu:
@@ -54,43 +54,37 @@ def test_every_change_is_on_disk_before_it_is_set(gpu: Gpu, folder: Path) -> Non
     one = armed(gpu, folder)
     seen: list[list[str]] = []
 
-    def write(setting: Setting, value: Value) -> None:
+    def write(setting: Domain, value: Value) -> None:
         seen.append(json.loads((folder / "GPU-0.journal").read_text())["changed"])
         gpu.values[setting] = value
 
     gpu.write = write  # type: ignore[method-assign]
-    one.set(Setting.CORE, 1200)
-    one.set(Setting.MEMORY, 5001)
+    one.set(Domain.CORE, 1200)
+    one.set(Domain.MEMORY, 5001)
 
     assert seen == [["core"], ["core", "memory"]]
 
 
 def test_the_journal_is_not_written_again_for_another_lock(gpu: Gpu, folder: Path) -> None:
     one = armed(gpu, folder)
-    one.set(Setting.CORE, 1200)
+    one.set(Domain.CORE, 1200)
     before = (folder / "GPU-0.journal").stat().st_ino
 
-    one.set(Setting.CORE, 1500)
-    one.set(Setting.CORE, None)
+    one.set(Domain.CORE, 1500)
+    one.set(Domain.CORE, None)
 
     assert (folder / "GPU-0.journal").stat().st_ino == before
-    assert gpu.written == [(Setting.CORE, 1200), (Setting.CORE, 1500), (Setting.CORE, None)]
-
-
-def test_a_domain_of_a_schedule_names_what_is_set(gpu: Gpu, folder: Path) -> None:
-    armed(gpu, folder).set(Domain.MEMORY, 5001)  # type: ignore[arg-type]
-
-    assert gpu.written == [(Setting.MEMORY, 5001)]
+    assert gpu.written == [(Domain.CORE, 1200), (Domain.CORE, 1500), (Domain.CORE, None)]
 
 
 def test_only_what_was_changed_is_put_back(gpu: Gpu, folder: Path) -> None:
     one = armed(gpu, folder)
-    one.set(Setting.MEMORY, 5001)
+    one.set(Domain.MEMORY, 5001)
     gpu.written.clear()
 
     undone = one.end()
 
-    assert gpu.written == [(Setting.MEMORY, None)]
+    assert gpu.written == [(Domain.MEMORY, None)]
     assert undone.done == ("memory given back to the driver",)
     assert left_behind(folder) == ()
 
@@ -98,7 +92,7 @@ def test_only_what_was_changed_is_put_back(gpu: Gpu, folder: Path) -> None:
 def test_auto_that_was_never_left_is_not_set(gpu: Gpu, folder: Path) -> None:
     one = armed(gpu, folder)
 
-    one.set(Setting.CORE, None)
+    one.set(Domain.CORE, None)
 
     assert gpu.written == []
     assert left_behind(folder) == ()
@@ -107,29 +101,29 @@ def test_auto_that_was_never_left_is_not_set(gpu: Gpu, folder: Path) -> None:
 def test_a_lock_that_was_found_is_locked_again(gpu: Gpu, folder: Path) -> None:
     found = gpu.read
     gpu.read = lambda setting: (  # type: ignore[method-assign]
-        (900, 1100) if setting is Setting.CORE else found(setting)
+        (900, 1100) if setting is Domain.CORE else found(setting)
     )
     one = armed(gpu, folder)
-    one.set(Setting.CORE, 1200)
+    one.set(Domain.CORE, 1200)
 
     assert one.end().done == ("core locked at 900 to 1100 MHz again",)
-    assert gpu.values[Setting.CORE] == (900, 1100)
+    assert gpu.values[Domain.CORE] == (900, 1100)
 
 
 def test_an_undo_that_is_refused_keeps_the_journal_and_tries_the_rest(
     gpu: Gpu, folder: Path
 ) -> None:
     one = armed(gpu, folder)
-    one.set(Setting.CORE, 1200)
-    one.set(Setting.MEMORY, 5001)
-    gpu.refused[Setting.CORE] = NotPermittedError("no permission")
+    one.set(Domain.CORE, 1200)
+    one.set(Domain.MEMORY, 5001)
+    gpu.refused[Domain.CORE] = NotPermittedError("no permission")
 
     undone = one.end()
 
     assert undone.done == ("memory given back to the driver",)
     assert undone.failed == ("the core STAYS set: no permission",)
     assert left_behind(folder) == ("GPU-0",)
-    del gpu.refused[Setting.CORE]
+    del gpu.refused[Domain.CORE]
     (mended,) = restore(folder, left_behind(folder), lambda _: gpu)
     assert mended.done == (
         "core given back to the driver",
@@ -149,23 +143,23 @@ def test_an_undo_that_is_refused_keeps_the_journal_and_tries_the_rest(
 def test_where_the_driver_took_nothing_there_is_nothing_to_undo(
     error: UnderclockError, stays: tuple[str, ...], gpu: Gpu, folder: Path
 ) -> None:
-    gpu.refused[Setting.MEMORY] = error
+    gpu.refused[Domain.MEMORY] = error
     one = armed(gpu, folder)
 
     with pytest.raises(type(error)):
-        one.set(Setting.MEMORY, 5001)
+        one.set(Domain.MEMORY, 5001)
 
     assert left_behind(folder) == stays
     assert stays or one.end() == Undone("GPU-0")
 
 
 def test_a_refusal_after_something_was_taken_keeps_the_journal(gpu: Gpu, folder: Path) -> None:
-    gpu.refused[Setting.MEMORY] = UsageError("not in its range")
+    gpu.refused[Domain.MEMORY] = UsageError("not in its range")
     one = armed(gpu, folder)
-    one.set(Setting.CORE, 1200)
+    one.set(Domain.CORE, 1200)
 
     with pytest.raises(UsageError):
-        one.set(Setting.MEMORY, 9000)
+        one.set(Domain.MEMORY, 9000)
 
     assert left_behind(folder) == ("GPU-0",)
 
@@ -176,7 +170,7 @@ def test_a_full_disk_sets_nothing(gpu: Gpu, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # Python ignores its signal
     try:
         with pytest.raises(DataError, match="so nothing is set: File too large"):
-            one.set(Setting.CORE, 1200)
+            one.set(Domain.CORE, 1200)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -189,37 +183,37 @@ def test_a_folder_that_is_gone_sets_nothing(gpu: Gpu, folder: Path) -> None:
     folder.rename(folder.with_name("elsewhere"))
 
     with pytest.raises(DataError, match="cannot bring the journal"):
-        one.set(Setting.CORE, 1200)
+        one.set(Domain.CORE, 1200)
 
     assert gpu.written == []
 
 
 def test_the_next_start_first_mends_what_was_left(gpu: Gpu, folder: Path) -> None:
-    locks: dict[Setting, Lock] = {Setting.CORE: (900, 1100), Setting.MEMORY: None}
+    locks: dict[Domain, Lock] = {Domain.CORE: (900, 1100), Domain.MEMORY: None}
 
-    def write(setting: Setting, value: Value) -> None:
+    def write(setting: Domain, value: Value) -> None:
         locks[setting] = (int(value), int(value)) if isinstance(value, int | float) else value
 
     gpu.read = lambda setting: locks[setting]  # type: ignore[method-assign]
     gpu.write = write  # type: ignore[method-assign]
     first = armed(gpu, folder)
-    first.set(Setting.CORE, 1200)
+    first.set(Domain.CORE, 1200)
     first.lock.release()  # as when its processes were killed
 
     second = armed(gpu, folder)
 
     assert second.recovered.done == ("core locked at 900 to 1100 MHz again",)
     assert left_behind(folder) == ()
-    second.set(Setting.CORE, 1500)
+    second.set(Domain.CORE, 1500)
     second.end()
-    assert locks[Setting.CORE] == (900, 1100)  # and not what the first had set
+    assert locks[Domain.CORE] == (900, 1100)  # and not what the first had set
 
 
 def test_nothing_is_set_on_top_of_what_cannot_be_mended(gpu: Gpu, folder: Path) -> None:
     first = armed(gpu, folder)
-    first.set(Setting.CORE, 1200)
+    first.set(Domain.CORE, 1200)
     first.lock.release()
-    gpu.refused[Setting.CORE] = DeviceError("it is lost")
+    gpu.refused[Domain.CORE] = DeviceError("it is lost")
 
     with pytest.raises(UsageError, match="still has what an earlier run set"):
         armed(gpu, folder)
@@ -240,13 +234,13 @@ def test_a_second_owner_is_refused_by_name(gpu: Gpu, folder: Path) -> None:
 
 def test_restore_beside_an_owner_leaves_it_alone(gpu: Gpu, folder: Path) -> None:
     first = armed(gpu, folder)
-    first.set(Setting.CORE, 1200)
+    first.set(Domain.CORE, 1200)
 
     (kept,) = restore(folder, left_behind(folder), lambda _: gpu)
 
     assert "is set by another Underclock" in kept.kept
     assert not kept.failed
-    assert gpu.values[Setting.CORE] == 1200
+    assert gpu.values[Domain.CORE] == 1200
 
 
 GOOD: dict[str, Any] = {
@@ -342,7 +336,7 @@ def test_a_journal_that_cannot_be_read_gives_clocks_back_and_is_set_aside(
 
     (undone,) = restore(folder, left_behind(folder), lambda _: gpu)
 
-    assert gpu.written == [(Setting.CORE, None), (Setting.MEMORY, None)]
+    assert gpu.written == [(Domain.CORE, None), (Domain.MEMORY, None)]
     assert undone.unreadable
     assert not undone.failed
     assert "is not a journal of Underclock" in undone.done[-1]
@@ -355,7 +349,7 @@ def test_a_run_goes_on_over_a_journal_that_cannot_be_read(gpu: Gpu, folder: Path
     (folder / "GPU-0.journal").mkdir()
 
     one = armed(gpu, folder)
-    one.set(Setting.CORE, 1200)
+    one.set(Domain.CORE, 1200)
 
     assert one.recovered.unreadable
     assert one.end() == Undone("GPU-0", ("core given back to the driver",))
@@ -366,7 +360,7 @@ def test_a_journal_that_cannot_be_read_stays_until_clocks_are_given_back(
     gpu: Gpu, folder: Path
 ) -> None:
     (folder / "GPU-0.journal").write_text("")
-    gpu.refused[Setting.CORE] = DeviceError("it is lost")
+    gpu.refused[Domain.CORE] = DeviceError("it is lost")
 
     (undone,) = restore(folder, left_behind(folder), lambda _: gpu)
 
@@ -386,7 +380,7 @@ def test_a_journal_of_an_earlier_boot_is_never_applied(gpu: Gpu, folder: Path) -
     assert left_behind(folder) == ()
     (folder / "GPU-0.journal").write_text(_but())  # of this boot it is
     restore(folder, left_behind(folder), lambda _: gpu)
-    assert gpu.written == [(Setting.CORE, None), (Setting.MEMORY, (5001, 7251))]
+    assert gpu.written == [(Domain.CORE, None), (Domain.MEMORY, (5001, 7251))]
 
 
 @as_root
@@ -397,7 +391,7 @@ def test_a_journal_that_another_user_wrote_is_none(gpu: Gpu, folder: Path) -> No
     (undone,) = restore(folder, left_behind(folder), lambda _: gpu)
 
     assert undone.unreadable
-    assert (Setting.MEMORY, (5001, 7251)) not in gpu.written
+    assert (Domain.MEMORY, (5001, 7251)) not in gpu.written
 
 
 @pytest.mark.parametrize("trouble", ["its journal cannot be removed", "its driver fails"])
@@ -408,9 +402,9 @@ def test_what_fails_on_one_gpu_is_told_and_the_others_are_undone(
     bad.uuid = "GPU-bad"
     runs = [armed(one, folder) for one in (bad, gpu)]
     for run in runs:
-        run.set(Setting.CORE, 1200)
+        run.set(Domain.CORE, 1200)
 
-    def write(setting: Setting, value: Value) -> None:
+    def write(setting: Domain, value: Value) -> None:
         if trouble == "its driver fails":
             raise OSError("the driver's socket broke")
         (folder / "GPU-bad.journal").unlink()
@@ -439,7 +433,7 @@ def test_a_gpu_that_is_gone_does_not_keep_others_from_being_restored(
     gpu: Gpu, folder: Path
 ) -> None:
     one = armed(gpu, folder)
-    one.set(Setting.CORE, 1200)
+    one.set(Domain.CORE, 1200)
     one.lock.release()
     (folder / "GPU-.journal").write_text("{}")
 
