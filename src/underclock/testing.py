@@ -15,13 +15,12 @@ nvidia-ml-py, and lets a test look behind them:
 from underclock.hw.simulated.driver import SimulatedMachine, simulated_driver
 from underclock.hw.simulated.served.client import Control
 from underclock.hw.simulated.served.server import Served, served_gpus
-from underclock.hw.simulated.work import Fault, FaultKind, FaultScript
+from underclock.hw.simulated.work import Fault, FaultKind
 
 __all__ = [
     "Control",
     "Fault",
     "FaultKind",
-    "FaultScript",
     "Served",
     "SimulatedMachine",
     "served_gpus",

@@ -43,9 +43,7 @@ def parse_fraction(text: str) -> float:
     """Read ``1%`` or ``0.01`` as the fraction 0.01.
 
     Above 20 % the percent sign is required, because a bare ``1`` is more likely 1 % than 100 %.
-
-    Raises:
-        UsageError: Not a finite number with an optional percent sign, or more than 100 %.
+    `UsageError`: not a finite number with an optional percent sign, or more than 100 %.
     """
     body = text.strip()
     percent = body.endswith("%")

@@ -14,7 +14,7 @@ from underclock.hw.base import SMALL_S
 from underclock.hw.simulated.driver import Rig, simulated_rig
 from underclock.hw.simulated.launcher import VirtualSmallKernels
 from underclock.records.latencies import Reader, Switch
-from underclock.testing import Fault, FaultKind, FaultScript
+from underclock.testing import Fault, FaultKind
 from underclock.units import Domain
 
 _CALL_S = 4e-3
@@ -27,7 +27,7 @@ def _model(name: str, switching: SwitchingModel, **changes: object) -> GpuModel:
 
 @contextmanager
 def _rig(model: GpuModel, *faults: Fault, seed: int = 0) -> Iterator[tuple[Rig, Bench]]:
-    with simulated_rig(model, faults=FaultScript(faults), seed=seed) as rig:
+    with simulated_rig(model, faults=faults, seed=seed) as rig:
         kernels = VirtualSmallKernels(rig.device, seed=seed)
         yield rig, Bench(gpu=rig.gpu, kernels=kernels, clock=rig.clock)
         assert (rig.device.core_lock, rig.device.mem_lock) == (None, None)

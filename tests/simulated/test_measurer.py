@@ -28,7 +28,7 @@ from underclock.records import (
     Mix,
     ThrottleReason,
 )
-from underclock.testing import Fault, FaultKind, FaultScript
+from underclock.testing import Fault, FaultKind
 from underclock.workloads import workload
 
 
@@ -134,8 +134,8 @@ _COPY = Kernel(name="copy", flops=1e9, bytes_moved=1e9)
 
 def _script(
     kind: FaultKind, at_s: float, for_s: float = float("inf"), gpu: int | None = None
-) -> FaultScript:
-    return FaultScript([Fault(at_s=at_s, kind=kind, for_s=for_s, gpu=gpu)])
+) -> tuple[Fault, ...]:
+    return (Fault(at_s=at_s, kind=kind, for_s=for_s, gpu=gpu),)
 
 
 def _locks(rig: Rig) -> list[tuple[int, int]]:
@@ -170,7 +170,7 @@ def test_a_gpu_lost_while_measuring_is_a_device_error(at_s: float, elementwise: 
         assert rig.device.running is None
 
 
-def _reading(faults: FaultScript | None) -> tuple[Reading, float]:
+def _reading(faults: tuple[Fault, ...]) -> tuple[Reading, float]:
     """Return one reading and the true power at its end."""
     with simulated_rig("rtx3080ti", faults=faults) as rig:
         measurer = bench(rig)
@@ -324,7 +324,7 @@ def _warm(rig: Rig) -> None:
 def test_a_gpu_lost_for_a_moment_does_not_hang_the_wait(
     use: Callable[[Rig], None], doing: str
 ) -> None:
-    faults = FaultScript([Fault(at_s=1.5, kind=FaultKind.GPU_LOST, for_s=0.01)])
+    faults = (Fault(at_s=1.5, kind=FaultKind.GPU_LOST, for_s=0.01),)
     with simulated_rig("rtx3080ti", faults=faults) as rig:
         with pytest.raises(MeasurementError, match=rf"no launch ended in \d+ s while {doing}"):
             use(rig)

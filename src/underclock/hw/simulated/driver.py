@@ -35,7 +35,7 @@ from underclock.hw.simulated.calls import (
 )
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.launcher import VirtualClock, VirtualLauncher
-from underclock.hw.simulated.work import LASTING, FaultScript, Neighbour
+from underclock.hw.simulated.work import LASTING, Fault, Neighbour
 from underclock.records import Kernel
 
 _UNINITIALIZED = int(pynvml.NVML_ERROR_UNINITIALIZED)
@@ -175,7 +175,7 @@ def simulated_driver(
     seed: int = 0,
     root: bool = True,
     read_only: bool = False,
-    faults: FaultScript | None = None,
+    faults: Sequence[Fault] = (),
     unit: int = 0,
 ) -> Iterator[SimulatedMachine]:
     """Put simulated GPUs in NVML's place for every program in this process, for a block.
@@ -187,7 +187,7 @@ def simulated_driver(
         raise ValueError(f"a machine needs at least one GPU, got {count}")
     made = gpu_model(model) if isinstance(model, str) else model
     gpus = tuple(VirtualGpu(made, seed=seed, unit=unit + i) for i in range(count))
-    for fault in () if faults is None else faults.faults:
+    for fault in faults:
         if fault.gpu is not None and not 0 <= fault.gpu < len(gpus):
             raise ValueError(f"there is no GPU {fault.gpu} to fail, only {len(gpus)}")
         for gpu in gpus if fault.gpu is None else (gpus[fault.gpu],):
@@ -219,7 +219,7 @@ def simulated_rig(
     seed: int = 0,
     root: bool = True,
     read_only: bool = False,
-    faults: FaultScript | None = None,
+    faults: Sequence[Fault] = (),
     unit: int = 0,
 ) -> Iterator[Rig]:
     """Simulate one GPU for the length of a block, with an NVML session open."""

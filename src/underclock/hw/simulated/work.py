@@ -61,13 +61,6 @@ class Fault:
             raise ValueError("a fault begins at or after 0 s and lasts some time")
 
 
-@dataclass(frozen=True, slots=True)
-class FaultScript:
-    """Everything that will go wrong, in any order."""
-
-    faults: Sequence[Fault] = ()
-
-
 def slowdown(faults: Sequence[FaultKind]) -> tuple[ThrottleReason, float]:
     """Return the throttle reasons of the slowdowns there are, and what they leave of the clock."""
     slowdowns = [_SLOWDOWNS[kind] for kind in faults if kind in _SLOWDOWNS]

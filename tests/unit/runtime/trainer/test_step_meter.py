@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.driver import SimulatedMachine, simulated_driver
-from underclock.hw.simulated.work import Fault, FaultKind, FaultScript
+from underclock.hw.simulated.work import Fault, FaultKind
 from underclock.hw.watching import StepMeter
 from underclock.records import Kernel, Kind
 from underclock.runtime.trainer.notes import Pace
@@ -63,10 +63,8 @@ def test_steps_have_the_mean_of_the_time_and_energy_of_their_own_gpu(
 
 @pytest.mark.parametrize("kind", [FaultKind.COUNTER_RESTARTS, FaultKind.COUNTER_STUCK])
 def test_a_counter_that_falls_or_stands_still_tells_no_energy(kind: FaultKind) -> None:
-    faults = FaultScript(
-        (Fault(at_s=3.0 if kind is FaultKind.COUNTER_RESTARTS else 0.5, kind=kind),)
-    )
-    with simulated_driver("h200", faults=faults) as machine:
+    fault = Fault(at_s=3.0 if kind is FaultKind.COUNTER_RESTARTS else 0.5, kind=kind)
+    with simulated_driver("h200", faults=[fault]) as machine:
         machine.clock.sleep_s(2.0)
         meter = meter_of(machine, 0)
         machine.clock.sleep_s(2.0)
