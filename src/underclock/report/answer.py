@@ -53,7 +53,8 @@ def next_sentence(plan: Plan, file: str, train: str = "") -> str:
         train: The command that trains; empty where it is not known.
     """
     if is_unsure(plan):
-        text = "more samples narrow the interval: the same command with a longer --time-limit"
+        again = "the same command" if train else "underclock measure into the same file"
+        text = f"more samples narrow the interval: {again}, with a longer --time-limit"
     elif gives_nothing(plan):
         text = _more_time(plan)
     elif plan.bound is plan.chosen:

@@ -133,7 +133,8 @@ def test_what_may_save_nothing_is_no_saving_and_is_not_to_be_held() -> None:
 
     first = "No saving is promised: energy changes by -25.0 to +13.0 % (95 % interval)."
     assert plan.answer[0] == first
-    assert "longer --time-limit" in next_sentence(plan, "plan.json")
+    assert "underclock measure into the same file, with a longer" in next_sentence(plan, "p.json")
+    assert "the same command, with a longer" in next_sentence(plan, "p.json", "python train.py")
     assert "sudo" not in shown(plan) + page(plan, None)
     assert "which may be nothing: -25.00 to +13.00 %" in shown(plan)
     assert "with a longer --time-limit" in (doubt_sentence(plan) or "")
