@@ -129,10 +129,8 @@ class _Axes:
         assert len(x) == len(y)
         self.drawn[label] = y
 
-    def set(self, *, xlabel: str, ylabel: str, title: str) -> None:
-        assert "time" in xlabel
-        assert "energy" in ylabel
-        self.title = title
+    def set(self, **said: str) -> None:
+        self.title = said["title"]
 
     def legend(self) -> None:
         assert self.drawn

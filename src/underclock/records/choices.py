@@ -2,6 +2,7 @@
 
 import itertools
 from enum import StrEnum
+from typing import Any
 
 from underclock.records.common import (
     AtLeastOne,
@@ -181,6 +182,21 @@ class ChosenArm(ShownRecord, frozen=True, kw_only=True):
     def auto(self) -> Cost:
         """What auto costs."""
         return self._cost(Strategy.AUTO)
+
+    def __repr__(self) -> str:
+        this: Any = self
+        text = f"<{self._heading}: {' '.join(this.answer[:2])}>"
+        return "".join(c for c in text if c.isprintable())  # what would move a terminal's cursor
+
+    @property
+    def _heading(self) -> str:
+        this: Any = self
+        return f"{type(self).__name__} of {this.workload}, {this.evidence}"
+
+    @property
+    def _facts(self) -> tuple[tuple[str, str], ...]:
+        this: Any = self
+        return tuple(zip(("saves", "takes", "rests on"), this.answer, strict=True))
 
     def _cost(self, name: Strategy) -> Cost:
         cost = self.arm(name).cost

@@ -434,7 +434,3 @@ class JobPlan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="job p
     def answer(self) -> tuple[str, str, str]:
         """What it saves, what that costs in time, and how sure both are."""
         return job_answer(self)
-
-    @property
-    def _facts(self) -> tuple[tuple[str, str], ...]:
-        return tuple(zip(("saves", "takes", "rests on"), self.answer, strict=True))

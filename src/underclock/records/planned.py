@@ -340,18 +340,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         """What it saves, what that costs in time, and how sure both are; a sentence or two each."""
         return answer_of(self)
 
-    def __repr__(self) -> str:
-        text = f"<{self._heading}, {self.stands_on}: {' '.join(self.answer[:2])}>"
-        return "".join(c for c in text if c.isprintable())  # what would move a terminal's cursor
-
-    @property
-    def _heading(self) -> str:
-        return f"Plan of {self.workload}"
-
-    @property
-    def _facts(self) -> tuple[tuple[str, str], ...]:
-        return tuple(zip(("saves", "takes", "rests on"), self.answer, strict=True))
-
 
 def check_clocks(held: Iterable[tuple[str, Clocks]], offered: Collection[Clocks]) -> None:
     """Refuse clocks of a plan that a GPU does not list, before any driver is asked to hold them.

@@ -132,7 +132,7 @@ def test_waiting_draws_what_lies_between_the_clocks_listed() -> None:
 def test_a_job_and_its_plan_come_back_from_json_as_they_were() -> None:
     plan = plan_of(small_job(transfer_s=(0.1,), data=2, reduce_s=0.1))
     assert msgspec.json.decode(msgspec.json.encode(plan), type=JobPlan) == plan
-    assert "auto +0.00 % energy at +0.00 % time" in repr(plan)
+    assert plan.answer[0] in repr(plan)
     assert "ranks 4" in repr(plan.job)
 
 
