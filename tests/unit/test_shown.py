@@ -42,7 +42,7 @@ SAMPLES = SampleSet(
     ("record", "words"),
     [
         (PLAN, "simulated: Saves at most 15.6 % of energy"),
-        (LATENCY_PLAN, "time (0 % allowed), if clocks take 20ms to change.>"),
+        (LATENCY_PLAN, "time (0 % allowed), if clocks take 20 ms to change.>"),
         (SAMPLES, "measured: samples 1000, kernels 500, clock pairs 2, whole-step runs 0>"),
         (msgspec.structs.replace(SAMPLES, expected_samples=1200), "samples 1000 of 1200"),
         (VALIDATION, "energy -14.53 % against -15.64 % promised"),

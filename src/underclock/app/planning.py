@@ -39,7 +39,7 @@ from underclock.records import (
     SampleSet,
     Strategy,
 )
-from underclock.report.answer import ONE_PAIR, doubt_sentence
+from underclock.report.answer import ONE_PAIR
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
 
@@ -191,7 +191,7 @@ def _plan(
         notes += (*gained.warnings, ONE_PAIR)
     else:
         notes += gained.warnings
-    made = Plan(
+    return Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
         step=sample_set.step,
@@ -216,10 +216,6 @@ def _plan(
         achievable_frontier=gained.frontier,
         warnings=(*table.warnings, *notes),
     )
-    doubt = doubt_sentence(made)
-    if doubt is None:
-        return made
-    return msgspec.structs.replace(made, warnings=(*made.warnings, doubt))
 
 
 def _as_promised(choice: Choice, compared: ComparedStrategies, goal: Goal) -> Choice:

@@ -148,7 +148,8 @@ def _if_clocks(plan: "Plan") -> str:
         return ", with one pair of clocks throughout"
     if schedule.latency.startswith(("as ", "of ")):
         return ", at the measured speed of changing clocks"
-    text = f", if clocks take {schedule.latency.partition(',')[0]} to change"
+    own_s, named = schedule.latencies.constant_s, schedule.latency.partition(",")[0]
+    text = f", if clocks take {format_duration(own_s) if own_s else named} to change"
     if best is None or no_change(best):
         return text
     return f"{text}; {_saved(best)} if {_lasts(best)}"

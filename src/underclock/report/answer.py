@@ -129,18 +129,6 @@ def has_latencies(plan: Plan) -> bool:
     return not all(no_change(point) for point in plan.latency_curve)
 
 
-def doubt_sentence(plan: Plan) -> str | None:
-    """Warn of a plan that may save nothing; ``None`` where it surely saves, or sets nothing."""
-    interval = plan.headline.energy_interval
-    if interval is None or not is_unsure(plan):
-        return None
-    return (
-        "the plan may save nothing: with 95 % confidence the step's energy changes by "
-        f"{interval_text(interval)}; more samples narrow that: `underclock measure` into the same "
-        "file, with a longer --time-limit"
-    )
-
-
 def fixed_is_enough(plan: Plan) -> bool:
     """Whether one clock pair for the whole step does as well as what counts.
 
