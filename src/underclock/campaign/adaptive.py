@@ -289,21 +289,20 @@ class Adaptive(WindowPolicy):
         capped = {(w.kernel, w.asked): w for w in samples.samples if _is_capped(w)}
         for place, window in capped.items():
             last = ran.get(place)
-            if last is None or driver_says(last.throttle_reasons):
-                yield from self.at_once(window) or self._not_yet(self._slower(window))
-
-    def _slower(self, capped: Window) -> Iterator[Wanted]:
-        """Return the fastest clocks that a kernel holds alone, below those that the cap left."""
-        seen = capped.observed.core_mhz if capped.observed else None
-        below_mhz = min(capped.asked.core_mhz or 0, seen or 0)
-        slower = [
-            other
-            for other in self._settings
-            if other.mem_mhz == capped.asked.mem_mhz and (other.core_mhz or 0) < below_mhz
-        ]
-        if slower:
-            fastest = max(slower, key=lambda other: other.core_mhz or 0)
-            yield Wanted(capped.kernel, asked=fastest, timed=False)
+            if last is not None and not driver_says(last.throttle_reasons):
+                continue
+            yield from (wanted := self.at_once(window))
+            # The fastest clocks that it holds alone, below those that the cap left.
+            seen_mhz = window.observed.core_mhz if window.observed else None
+            below_mhz = min(window.asked.core_mhz or 0, seen_mhz or 0)
+            slower = [
+                other
+                for other in self._settings
+                if other.mem_mhz == window.asked.mem_mhz and (other.core_mhz or 0) < below_mhz
+            ]
+            if slower and not wanted:
+                fastest = max(slower, key=lambda other: other.core_mhz or 0)
+                yield from self._not_yet([Wanted(window.kernel, asked=fastest, timed=False)])
 
     def _shared(self, samples: SampleSet, _spent_s: float) -> Iterator[Wanted]:
         """Return the clock pairs that every kernel starts with, or as many as are allowed."""

@@ -21,7 +21,6 @@ from underclock.records import (
     ALONE,
     Kernel,
     MeasurementSettings,
-    Provenance,
     SampleSet,
     Window,
 )
@@ -101,28 +100,22 @@ def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, s
     yield "workload", repr(begun.workload), repr(wanted.workload), _REPEAT
     yield "step", f"step {begun.step.fingerprint}", f"step {wanted.step.fingerprint}", _REPEAT
     if begun.provenance and wanted.provenance:
-        yield from _provenances(begun.provenance, wanted.provenance)
-    before, now = _without_noise(begun.kernels), _without_noise(wanted.kernels)
-    yield "set of kernels", *_told(before, now, "kernels"), _REPEAT
+        was, is_ = begun.provenance, wanted.provenance
+        instead = "name another file with -o: the rows of two tables are not repeats of one another"
+        yield "table", f"content {was.table}", f"content {is_.table}", instead
+        yield "seed", f"--seed {was.seed}", f"--seed {is_.seed}", _REPEAT
+        if was.measuring and is_.measuring:
+            for name in MeasurementSettings.__struct_fields__:
+                old_value, new_value = (getattr(each.measuring, name) for each in (was, is_))
+                before, now = f"{name} {old_value:g}", f"{name} {new_value:g}"
+                yield "measuring settings", before, now, _REPEAT
+        which = {True: "the whole step run too", False: "isolated kernels only"}
+        yield "closure", which[was.in_situ], which[is_.in_situ], _REPEAT
+    kernels = _without_noise(begun.kernels), _without_noise(wanted.kernels)
+    yield "set of kernels", *_told(*kernels, "kernels"), _REPEAT
     yield "clock grid", *_told(begun.settings, wanted.settings, "clock pairs"), _REPEAT
     yield "number of repeats", str(begun.repeats), str(wanted.repeats), _REPEAT
     yield "grid", _expected(begun), _expected(wanted), _REPEAT
-
-
-def _provenances(begun: Provenance, wanted: Provenance) -> Iterator[tuple[str, str, str, str]]:
-    yield (
-        "table",
-        f"content {begun.table}",
-        f"content {wanted.table}",
-        "name another file with -o: the rows of two tables are not repeats of one another",
-    )
-    yield "seed", f"--seed {begun.seed}", f"--seed {wanted.seed}", _REPEAT
-    if begun.measuring and wanted.measuring:
-        for name in MeasurementSettings.__struct_fields__:
-            before, now = getattr(begun.measuring, name), getattr(wanted.measuring, name)
-            yield "measuring settings", f"{name} {before:g}", f"{name} {now:g}", _REPEAT
-    which = {True: "the whole step run too", False: "isolated kernels only"}
-    yield "closure", which[begun.in_situ], which[wanted.in_situ], _REPEAT
 
 
 def _without_noise(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:

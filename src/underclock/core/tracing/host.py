@@ -7,13 +7,14 @@ host and to the kernel on the GPU: which one, how many elements in and out, thei
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from underclock.errors import DataError
 from underclock.records.work import MODULE_MARK
 
+_Event = Mapping[str, Any]
 CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 """Categories of the events that ask for GPU work."""
 _BACKWARD = "autograd::engine::evaluate_function"
@@ -81,24 +82,21 @@ class HostTimeline:
         self.chains, self.called_us = dict[int, tuple[HostRange, ...]](), dict[int, float]()
         self.backward_ends_us = self.optimizer_ends_us = -math.inf
         self.modules, self.differentiated = dict[int, tuple[str, ...]](), tuple[str, ...]()
-        walk_threads(events, self._note, self._opened)
-
-    def _note(self, event: Mapping[str, Any], chain: Sequence[HostRange]) -> None:
-        correlation = correlation_of(event)
-        self.chains[correlation] = tuple(chain)
-        self.called_us[correlation] = float(event["ts"])
-
-    def _opened(self, range_: HostRange, chain: Sequence[HostRange]) -> None:
-        if range_.is_backward:
-            self.backward_ends_us = max(self.backward_ends_us, range_.end_us)
-        elif range_.is_optimizer:
-            self.optimizer_ends_us = max(self.optimizer_ends_us, range_.end_us)
-        number = range_.arguments.get("Sequence number")
-        # Inside the backward pass forward operators are recomputed, with numbers of their own.
-        recomputes = any(outer.is_backward for outer in chain)
-        differentiates = recomputes and bool(range_.arguments.get("Fwd thread id"))
-        if number is not None and not differentiates and (modules := modules_around(chain)):
-            self.modules[int(number)] = modules
+        for event, range_, chain in walk_threads(events):
+            if range_ is None:
+                self.chains[correlation_of(event)] = tuple(chain)
+                self.called_us[correlation_of(event)] = float(event["ts"])
+                continue
+            if range_.is_backward:
+                self.backward_ends_us = max(self.backward_ends_us, range_.end_us)
+            elif range_.is_optimizer:
+                self.optimizer_ends_us = max(self.optimizer_ends_us, range_.end_us)
+            number = range_.arguments.get("Sequence number")
+            # In the backward pass forward operators are recomputed, with numbers of their own.
+            recomputes = any(outer.is_backward for outer in chain)
+            differentiates = recomputes and bool(range_.arguments.get("Fwd thread id"))
+            if number is not None and not differentiates and (modules := modules_around(chain)):
+                self.modules[int(number)] = modules
 
 
 def complete_events(trace: Mapping[str, Any], name: str = "") -> list[Mapping[str, Any]]:
@@ -120,17 +118,15 @@ def complete_events(trace: Mapping[str, Any], name: str = "") -> list[Mapping[st
 
 
 def walk_threads(
-    events: Sequence[Mapping[str, Any]],
-    call: Callable[[Mapping[str, Any], Sequence[HostRange]], None],
-    opened: Callable[[HostRange, Sequence[HostRange]], None] = lambda _range, _chain: None,
-) -> None:
+    events: Iterable[_Event],
+) -> Iterator[tuple[_Event, HostRange | None, Sequence[HostRange]]]:
     """Walk every host thread in time.
 
-    Args:
-        call: Called for each GPU call, with the ranges open around it, outermost first.
-        opened: Called for each range as it opens, with those open around it.
+    Yields:
+        Each range as it opens, and each GPU call, of which the range is ``None``; with the ranges
+        open around it then, outermost first.
     """
-    threads: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
+    threads: dict[object, list[_Event]] = defaultdict(list)
     for event in events:
         # What gloo does lasts from its start until it is waited for.
         is_range = event.get("cat") in _RANGES and not str(event["name"]).startswith("gloo:")
@@ -145,11 +141,11 @@ def walk_threads(
             while stack and stack[-1].end_us <= start_us:
                 stack.pop()
             if event["cat"] in CALLS:
-                call(event, stack)
+                yield event, None, stack
                 continue
             end_us = start_us + float(event.get("dur", 0.0))
             range_ = HostRange(str(event["name"]), end_us, event.get("args", {}))
-            opened(range_, stack)
+            yield event, range_, stack
             stack.append(range_)
 
 

@@ -154,14 +154,11 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     what it is made of.
     """
     found: dict[tuple[str, ...], None] = {}
-
-    def note(event: Mapping[str, Any], chain: Sequence[HostRange]) -> None:
+    for event, range_, chain in walk_threads(complete_events(trace)):
         name = str(event["name"])
-        if any(mark in name for mark in _SYNCHRONISING) and "Async" not in name:
-            operators = (range_.name for range_ in chain if _OPERATOR.fullmatch(range_.name))
-            found[tuple(operators)] = None
-
-    walk_threads(complete_events(trace), note)
+        waits = any(mark in name for mark in _SYNCHRONISING) and "Async" not in name
+        if waits and range_ is None:
+            found[tuple(each.name for each in chain if _OPERATOR.fullmatch(each.name))] = None
     return tuple(operators for operators in found if operators)
 
 
