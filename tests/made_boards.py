@@ -66,14 +66,7 @@ def made_board(
     mems: Sequence[int | None] = MEMS,
     listed: Sequence[int] = CORES,
 ) -> SampleSet:
-    """Return samples of a board: of kernels alone, and of a step that the cap holds at 1740 MHz.
-
-    Args:
-        number: Of the board, and of its noise.
-        cores: Clocks that kernels ran at.
-        mems: Memory clocks; ``None`` is left to itself.
-        listed: Clocks that are settings.
-    """
+    """Return samples of a board: of kernels alone, and of a step that the cap holds at 1740 MHz."""
     random = np.random.default_rng(number)
     settings = [Clocks(core_mhz=core, mem_mhz=mem) for mem in mems for core in listed]
     asked = [clocks for clocks in settings if clocks.core_mhz in cores]

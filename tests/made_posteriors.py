@@ -20,16 +20,7 @@ FREED_S, COUPLED, DRIVERS = 0.005, 0.5, 0.1  # as in `conditioning`
 
 @dataclass(frozen=True)
 class Places:
-    """Rows and entries side by side, each time before each power.
-
-    Attributes:
-        kernel: Shape (N,).
-        spot: Number of the clock pair. Shape (N,).
-        free: 1 where the driver chooses the clock. Shape (N,).
-        features: Shape (N, M).
-        by_kernel: Shape (2, N, P).
-        by_shared: Shape (2, N, S).
-    """
+    """Rows and entries side by side, N of them, each time before each power."""
 
     kernel: Ints
     spot: Ints
@@ -41,11 +32,7 @@ class Places:
     def covariance(
         self, prior: ParameterPrior, sizes: Sizes, scale: float, shared: float
     ) -> Floats:
-        """Return the covariance of all of them, written out. Shape (2 N, 2 N).
-
-        Args:
-            shared: 1 with what all kernels share, 0 where that is known.
-        """
+        """Return the covariance of all of them, (2 N, 2 N); ``shared`` is 1 if that is unknown."""
         same = (self.kernel[:, None] == self.kernel).astype(np.float64)
         alike = self.features @ self.features.T
         at = (self.spot[:, None] == self.spot) * same

@@ -21,15 +21,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.most_likely import ParameterPrior
 from underclock.core.model.observed import Observed, Targets, evenly
 
-# Student's t with four degrees of freedom, in four steps: scales and the logarithms of their odds.
-SCALES = np.array([0.5, 1.0, 2.0, 4.0])
-LOG_ODDS = np.log([0.09, 0.65, 0.23, 0.03])
+# Student's t with four degrees of freedom, in three steps: a kernel has a scale of time and one of
+# power, all pairs of these; and the logarithms of their odds.
+_STEPS_OF, _ODDS_OF = np.array([0.6, 1.1, 2.6]), np.array([0.22, 0.6, 0.18])
+SCALES = np.stack(np.meshgrid(_STEPS_OF, _STEPS_OF, indexing="ij"), axis=-1).reshape(-1, 2)
+LOG_ODDS = np.log(np.outer(_ODDS_OF, _ODDS_OF)).ravel()
 COUPLED = 0.5  # of a log time too long, by which power is too low: slower means less power
 _DRIVERS = 0.1  # by which costs at clocks of the driver's choice may differ, of all kernels alike
 _FREE = 0.005  # and of each kernel by itself
@@ -215,10 +217,11 @@ class Conditioned:
         noise = np.where(real, np.concatenate([noise[0], noise[1]], axis=1), 1.0)
         both = real[:, :, None] & real[:, None, :]
         by_kernel = loadings.kernel
-        cov = SCALES[:, None, None] ** 2 * coupled(time, power)[:, None]
+        of_time, of_power = SCALES.T[:, :, None, None] ** 2
+        cov = coupled(of_time * time[:, None], of_power * power[:, None])
         cov = np.where(both[:, None], cov + (by_kernel @ by_kernel.swapaxes(1, 2))[:, None], 0.0)
-        unknown = np.repeat(observed.unknown.T, observed.real.shape[2], axis=1)
-        noise_scales = np.where(unknown[:, None], SCALES[:, None], 1.0)
+        noise_scales = np.where(observed.unknown.T[:, None], SCALES, 1.0)
+        noise_scales = np.repeat(noise_scales, observed.real.shape[2], axis=2)
         cov += (noise_scales**2 * noise[:, None])[..., None] * np.eye(noise.shape[1])
         shared = np.where(real[..., None], loadings.shared, 0.0)
         residual = np.concatenate([observed.residual[0], observed.residual[1]], axis=1)
@@ -237,25 +240,21 @@ class Conditioned:
 
     def about(self, shared: Floats, shared_cov: Floats) -> "Conditioned":
         """Return the same, where what all kernels share is known from some of them."""
-        log_odds = self._log_odds(shared)
-        odds = np.exp(log_odds - logsumexp(log_odds, axis=1, keepdims=True))
+        odds = softmax(self._log_odds(shared), axis=1)
         return dataclasses.replace(self, odds=odds, shared=shared, shared_cov=shared_cov)
 
     def settled(self) -> "Conditioned":
         """Return the same with what is shared, and how far each kernel deviates, from the rows."""
-        by = self.loadings.shared
-        weighed = self.inverse @ by[:, None]
-        informed = by.swapaxes(1, 2)[:, None] @ weighed
-        drawn = np.einsum("klqh,kq->klh", weighed, self.off, optimize=True)
-        shared, cov = np.zeros(by.shape[-1]), np.eye(by.shape[-1])
+        kernels, quantities, directions = self.loadings.shared.shape
+        by = self.loadings.shared.reshape(-1, directions)
+        shared, cov = np.zeros(directions), np.eye(directions)
         for _ in range(_ROUNDS - 1):
-            log_odds = self._log_odds(shared)
-            odds = np.exp(log_odds - logsumexp(log_odds, axis=1, keepdims=True))
-            precision = np.eye(len(shared)) + np.einsum(
-                "kl,klhi->hi", odds, informed, optimize=True
-            )
-            cov = np.linalg.inv(precision)
-            shared = cov @ np.einsum("kl,klh->h", odds, drawn, optimize=True)
+            odds = softmax(self._log_odds(shared), axis=1)
+            flat = self.inverse.reshape(kernels, len(SCALES), -1)
+            expected = (odds[:, None] @ flat).reshape(kernels, quantities, quantities)
+            drawn = (expected @ self.loadings.shared).reshape(-1, directions).T
+            cov = np.linalg.inv(np.eye(directions) + drawn @ by)
+            shared = cov @ (drawn @ self.off.ravel())
         evidence = logsumexp(self._log_odds(shared), axis=1).sum() - 0.5 * shared @ shared
         evidence += 0.5 * np.linalg.slogdet(cov)[1]
         return dataclasses.replace(self.about(shared, cov), evidence=float(evidence))
@@ -330,8 +329,7 @@ def likeliest_sizes(
         (name, q)
         for name in _SPREADS
         if getattr(usual, name) != _NONE and (repeated or name != "run")
-        for q in (0, 1)
-        if name != "length" or q == 0  # which is one number
+        for q in ((0, 1) if isinstance(getattr(usual, name), tuple) else (0,))
     ]
     for step in _STEPS:
         for name, q in names * _TURNS:

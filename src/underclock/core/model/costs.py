@@ -173,6 +173,8 @@ class Costs:
         step_error: By how much more than errors of kernels the model misses the step at auto, as
             fractions: time, energy.
         boards: What the step takes in draws, each held by the cap, where auto is expected too.
+        of_setting: Deviation of log energy that all kernels at one locked setting have in common,
+            besides.
     """
 
     table: CostTable
@@ -181,6 +183,7 @@ class Costs:
     auto_spread: tuple[float, float] | None = None
     step_error: tuple[float, float] = (0.0, 0.0)
     boards: DrawnCosts | None = None
+    of_setting: float = 0.0
 
     def variance(self, of_time: float, of_energy: float) -> Floats:
         """Return the variance of a weighed sum of each entry's logarithms. Shape (K, S)."""
@@ -246,7 +249,8 @@ class Costs:
         each, spreads = self.table.launches, []
         for q, costs in enumerate((each.time_s, each.energy_j)):
             of = share_of_sum(chosen, costs) - share_of_sum(auto, costs)
-            spreads.append(math.sqrt(self._squares(self._sums(q, of))))
+            variance = self._squares(self._sums(q, of))
+            spreads.append(math.sqrt(variance + q * self._of_settings(of)))
         return spreads[0], spreads[1]
 
     def time_variance(self, setting: Ints) -> TimeVariance | None:
@@ -305,11 +309,19 @@ class Costs:
         at = np.nonzero(chosen)
         change = math.fsum(chosen[at] * costs[at]) / total - 1.0
         variance = self._squares(self._moved(q, chosen)[0])
+        if q and self.of_setting:
+            own_j = np.where(chosen > 0.0, costs - self.table.fixed_j[:, None], 0.0)
+            variance += self._of_settings(chosen * own_j / total)
         if self.auto_spread is not None:
             # What a choice keeps of auto is that part of it, however long the step takes.
             locked = change + 1.0 - self._kept(q, chosen)
             variance += (locked * self.auto_spread[q]) ** 2
         return change, math.sqrt(variance)
+
+    def _of_settings(self, shares: Floats) -> float:
+        """Return the variance of energy that settings make by themselves. Shares are (K, S)."""
+        each = np.delete(shares.sum(axis=0), self.table.baseline)
+        return self.of_setting**2 * float(each @ each)
 
     def _kept(self, q: int, chosen: Floats) -> float:
         """Return which part of auto a choice keeps: what stays at auto, and what none changes."""

@@ -12,8 +12,8 @@ Shape letters: K kernels, C settings, S settings with the baseline last, N sampl
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -56,7 +56,7 @@ from underclock.core.model.sample_rows import (
     offered_settings,
     with_boost,
 )
-from underclock.core.model.sample_sets import odd_repeats, sample_weights
+from underclock.core.model.sample_sets import odd_repeats, power_wander, sample_weights
 from underclock.core.steering import HEATER, steering_notes
 from underclock.core.step.cost_table import (
     CostTable,
@@ -190,13 +190,14 @@ def estimate(
     under_cap = known_step(table, sample_set, rows.limit_w) if whole else None
     if under_cap is not None:
         table = dataclasses.replace(under_cap, heat=_heat(model, table, sample_set))
-    auto_spread = _auto_spread(posterior, sample_set.in_situ) if whole else None
+    auto_spread = _auto_spread(posterior, sample_set) if whole else None
     costs = Costs(
         table=table,
         moves=_with_auto(posterior),
         shared=posterior.shared,
         auto_spread=auto_spread,
         step_error=_step_error(table, auto_spread),
+        of_setting=posterior.of_setting,
     )
     offered = offered_settings(sample_set, auto)
     to_visit = np.array([clocks in offered for clocks in settings], dtype=bool)
@@ -378,6 +379,7 @@ def _at_locks(
         known.model, (core_mhz, mem_mhz), settings, temperature_of(sample_set)
     )
     posterior = posterior.of_first(len(sample_set.kernels))
+    posterior = dataclasses.replace(posterior, of_setting=power_wander(sample_set))
     posterior = capped(posterior, core_mhz, mem_mhz, limit_w)
     like_auto = mem_mhz == rows.auto_mem_mhz
     posterior = as_at_boost(posterior, rows.boost_log_s, core_mhz, like_auto, rows.peak_w)
@@ -458,6 +460,7 @@ _ONE_SIDE = 0.95
 # What repeats in a row do not average out of a step's time. Windows of one kernel, off the cap of
 # an H200, differ by 0.027 % (docs/evidence/h200).
 _REPEATABLE = 2.7e-4
+_VISITS = 3  # to auto, from which on they say how sure it is
 _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
 
 
@@ -476,14 +479,18 @@ def _with_auto(posterior: Posterior) -> Floats:
     return np.concatenate([moves, auto[:, :, None]], axis=2)
 
 
-def _auto_spread(posterior: Posterior, whole: Sequence[Window]) -> tuple[float, float]:
+def _auto_spread(posterior: Posterior, sample_set: SampleSet) -> tuple[float, float]:
     """Return the relative errors of what the whole step costs at auto, as it ran."""
     time2, power2 = posterior.noise**2
+    at_auto = set(map(id, sample_set.in_situ))
+    runs = itertools.groupby(sample_set.windows, key=lambda window: id(window) in at_auto)
+    # Windows one after the other wander together: several such runs say more than their windows.
+    each = [[(w.time_s, w.energy_j) for w in some] for is_auto, some in runs if is_auto]
+    if len(each) < _VISITS:
+        each = [[window] for some in each for window in some]
+    costs = np.array([np.mean(some, axis=0) for some in each])
     spreads = []
-    for variance, values in (
-        (time2, [s.time_s for s in whole]),
-        (time2 + power2, [s.energy_j for s in whole]),
-    ):
+    for variance, values in zip((time2, time2 + power2), costs.T, strict=True):
         # One kernel's noise stands for one window's; repeats, where there are some, say more.
         prior2, weight = float(np.median(variance)), 1.0
         off2 = float(np.var(values)) * len(values) / float(np.mean(values)) ** 2

@@ -50,6 +50,8 @@ class Posterior:
         parameter_moves: Columns of their errors. Shape (K, P, E).
         gpu: What the shared parameters are more than was fitted. Shape (S,).
         gpu_moves: Columns of their errors, which all kernels share. Shape (S, H).
+        of_setting: Standard deviation of log power that all kernels at a setting have in common,
+            besides: in no column, as there would be as many of these as settings.
     """
 
     settings: tuple[Clocks, ...]
@@ -61,6 +63,7 @@ class Posterior:
     parameter_moves: Floats
     gpu: Floats
     gpu_moves: Floats
+    of_setting: float = 0.0
 
     @property
     def log_s(self) -> Floats:
@@ -110,10 +113,14 @@ class Posterior:
         own = self.moves[..., self.shared :]
         draws = own.shape[-1]
         first = np.arange(min(most, draws) // 2)
-        half = np.random.default_rng(seed).standard_normal((len(first), self.shared))
+        random = np.random.default_rng(seed)
+        half = random.standard_normal((len(first), self.shared))
         normal, pairs = np.concatenate([half, -half]), np.concatenate([first, first + draws // 2])
         off = self.moves[..., : self.shared] @ normal.T + math.sqrt(draws) * own[..., pairs]
-        return np.moveaxis(off, -1, 0)
+        off = np.ascontiguousarray(np.moveaxis(off, -1, 0))
+        of_setting = self.of_setting * random.standard_normal((len(first), off.shape[-1]))
+        off[:, 1] += np.concatenate([of_setting, -of_setting])[:, None]
+        return off
 
 
 def posterior_of(
@@ -222,15 +229,14 @@ class _Kernel:
             size**2 * self._features @ rows.T + own[:, None] * self._at.T
             for size, own in zip(self._sizes.smooth, self._own, strict=True)
         )
-        smooth = np.zeros((len(self._expected), len(real)))
-        smooth[: 2 * len(time)] = coupled(time, power)[:, real]
+        rest = np.zeros((self._by_kernel.shape[0] - 2 * len(time), len(real)))
         likely = np.flatnonzero(given.odds[k] > _RELEVANT)
         odds = given.odds[k, likely] / given.odds[k, likely].sum()
         physics = self._by_kernel @ by_rows.T
         inverses = given.inverse[k][np.ix_(likely, real, real)]
         gains = [
-            (physics + SCALES[scale] ** 2 * smooth) @ inverse
-            for scale, inverse in zip(likely.tolist(), inverses, strict=True)
+            (physics + np.concatenate([coupled(a * time, b * power)[:, real], rest])) @ inverse
+            for (a, b), inverse in zip((SCALES[likely] ** 2).tolist(), inverses, strict=True)
         ]
         off, by_shared = given.left(given.shared)[k, real], given.loadings.shared[k][real]
         each = np.array([gain @ off for gain in gains])
@@ -258,8 +264,8 @@ class _Kernel:
             places = np.sqrt(self._own[q]) * _opposite(random, draws, len(self._own[q]))
             apart = np.sqrt(self._rows_own[q]) * _opposite(random, draws, len(self._rows_own[q]))
             of_rows = np.where(self._at.any(axis=1), places @ self._at.T, apart)
-            entries.append(scales[:, None] * (weights @ self._features.T + places))
-            rows.append(scales[:, None] * (weights @ given.features[k].T + of_rows))
+            entries.append(scales[:, [q]] * (weights @ self._features.T + places))
+            rows.append(scales[:, [q]] * (weights @ given.features[k].T + of_rows))
         for of in (entries, rows):
             of[1] = of[1] - COUPLED * of[0]
         own = parameters @ self._by_kernel.T

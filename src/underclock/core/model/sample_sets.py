@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -223,6 +224,9 @@ def holds(sample: Window) -> bool:
     return seen is None or seen == sample.asked.core_mhz
 
 
+# Two sweeps of A100s wandered by 0.8 % from run to run, simulated units by 0.5 % in campaigns; and
+# how many visits of a board's own that is worth.
+_WANDER, _AS_VISITS = 0.005, 4.0
 _ON_A_LINE, _NEAR_IT = 5, 4  # rows at one memory clock that show an odd one, and next to it
 _FAR = math.log(1.3)  # what no bend of a curve does between clocks side by side
 _TIMES_USUAL = 8.0  # and so many times what the best quarter of rows of the line are off
@@ -313,6 +317,30 @@ def _weighed_repeats(sample_set: SampleSet, repeated: Ints) -> list[Weighed]:
     settings = tuple(dict.fromkeys(sample.asked for sample in samples))
     names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     return [weighed(runs) for runs in runs_of(samples, names, settings).quantities]
+
+
+def power_wander(sample_set: SampleSet) -> float:
+    """Return by how much the power of kernels measured one after the other is off together.
+
+    The power of a board wanders within minutes, and a visit to a setting measures many kernels: so
+    repeats of theirs in another visit are off alike, as a standard deviation of log power.
+    """
+    asked = [(sample.kernel, sample.asked) for sample in sample_set.samples]
+    log_w = np.log([sample.energy_j / sample.time_s for sample in sample_set.samples])
+    if all(clocks.is_auto for _, clocks in asked):  # what is steered has the errors of co-load
+        return 0.0
+    row = np.unique([f"{kernel} {clocks}" for kernel, clocks in asked], return_inverse=True)[1]
+    runs = np.bincount(row)[row]
+    off = log_w - (np.bincount(row, log_w) / np.bincount(row))[row]
+    off *= np.sqrt(runs / np.maximum(runs - 1.0, 1.0))
+    visit = np.cumsum([0, *(one[1] != next_[1] for one, next_ in pairwise(asked))])
+    many, sums, squares = (
+        np.bincount(visit[runs > 1], of[runs > 1]) for of in (np.ones(len(off)), off, off**2)
+    )
+    several = many > 1
+    alike = (sums**2 - squares)[several] / (many * (many - 1.0))[several]
+    variance = (float(alike.sum()) + _AS_VISITS * _WANDER**2) / (len(alike) + _AS_VISITS)
+    return math.sqrt(max(variance, 0.0))
 
 
 def odd_rows(sample_set: SampleSet) -> tuple[str, ...]:

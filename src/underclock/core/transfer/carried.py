@@ -94,6 +94,7 @@ class _Source:
         model, rows, settings = known.fit.model, known.fit.rows, known.posterior.settings
         clocks, celsius = clocks_of(rows, settings), temperature_of(sample_set)
         bent = at_locked_clocks(model, clocks, settings, celsius)[0].of_first(len(kernels))
+        bent = dataclasses.replace(bent, of_setting=known.posterior.of_setting)
         guessed = unmeasured(sample_set).without(np.unique(rows.kernel[rows.windows[1] > 0.0]))
         parameters, serial = model.parameters, model.parameters.serial
         return cls(

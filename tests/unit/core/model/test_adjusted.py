@@ -154,6 +154,13 @@ def _costs(
     return Costs(table=table, moves=moves, shared=_SHARED, auto_spread=auto_spread)
 
 
+def test_what_a_setting_has_of_its_own_averages_out_over_settings_and_not_over_kernels() -> None:
+    costs = dataclasses.replace(_costs(2), moves=np.zeros((2, _K, _S, _SHARED)), of_setting=0.01)
+    each = costs.table.energy_j[:, :_K] / costs.table.auto_energy_j
+    for picked, off in ((0 * _EVERY, each[:, 0].sum()), (_EVERY, np.hypot.reduce(np.diag(each)))):
+        assert costs.predicted_change(picked).energy_spread == pytest.approx(0.01 * off)
+
+
 def _drawn(costs: Costs) -> Floats:
     """Draw times and energies of all entries: shared columns alike, those of kernels apart."""
     random = np.random.default_rng(9)

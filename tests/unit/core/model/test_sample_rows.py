@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from made_up_samples import CORES, MEMS, made_grid, made_sample, made_set
 from underclock.core.model.sample_rows import rows_of
-from underclock.core.model.sample_sets import joined_sets
+from underclock.core.model.sample_sets import joined_sets, power_wander
 from underclock.errors import DataError
 from underclock.records import Clocks, GpuInfo, Launch, Mix, ThrottleReason, Window
 from windows import with_step
@@ -172,3 +172,19 @@ def test_two_gpus_drivers_or_limits_are_not_one_fit(other: GpuInfo, words: str) 
         joined_sets([made_set(grid), made_set(grid, gpu=other)])
     assert words in str(raised.value)
     assert "by themselves" in raised.value.hint
+
+
+@pytest.mark.parametrize("in_common", [True, False])
+def test_repeats_that_are_off_alike_in_a_visit_show_how_power_wanders(*, in_common: bool) -> None:
+    random, samples = np.random.default_rng(0), []
+    for repeat in range(8):
+        for mhz in (900, 1200):
+            off = 0.02 * random.standard_normal(1 if in_common else 6)
+            samples += [
+                made_sample(name, mhz, repeat=repeat, energy_j=100.0 * math.exp(each))
+                for name, each in zip("abcdef", np.broadcast_to(off, 6).tolist(), strict=True)
+            ]
+    found = power_wander(made_set(samples))
+
+    assert found == pytest.approx(0.02, rel=0.4) if in_common else found < 0.008
+    assert power_wander(made_set(made_grid("a"))) == pytest.approx(0.005)  # nothing repeated
