@@ -19,7 +19,6 @@ class Executed:
 
     time_s: tuple[float, ...]  # of every step
     energy_j: tuple[float, ...]  # of every step; the truth, not the counter
-    lengths: tuple[float, ...]  # of every step against the usual one: what it took is in proportion
     planned: int  # changes in one step of the schedule
     switches: tuple[int, ...]  # changes that happened for every step, early or late as they were
     # when each of those happened, counted from the beginning of its launch; stalls do not count
@@ -91,7 +90,6 @@ def _summary(
     return Executed(
         time_s=tuple(time_s for time_s, _ in took),
         energy_j=tuple(energy_j for _, energy_j in took),
-        lengths=tuple(driven.lengths[first + 1 : first + steps + 1]),
         planned=planned,
         switches=tuple(planned if free else counts[step] for step in range(steps)),
         misses_s=tuple(miss_s for _, miss_s in misses),

@@ -9,12 +9,9 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-
-import numpy as np
+from dataclasses import dataclass, fields, replace
 
 from underclock.errors import UsageError
-from underclock.gpus.models import Latency
 from underclock.hw.base import Loop
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
@@ -27,22 +24,6 @@ from underclock.runtime.machine.timetable import Ask, timetable
 from underclock.runtime.trainer.page import STEPS
 from underclock.units import Domain
 
-_LEAST_LENGTH = 0.2  # of a step that varies
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLengths:
-    """Steps of a length each, as inputs of varying size make them: every launch takes that part."""
-
-    spread: float = 0.0  # standard deviation, as a fraction
-    seed: int = 0  # of the draws
-
-    def drawn(self) -> Iterator[float]:
-        """Return the length of one step after the other, against the usual one."""
-        random = np.random.default_rng(self.seed)
-        while True:
-            yield max(1.0 + self.spread * float(random.standard_normal()), _LEAST_LENGTH)
-
 
 class Asker:
     """Drives a machine that asks one virtual GPU for clocks, in that GPU's time.
@@ -51,21 +32,18 @@ class Asker:
     marks are seen when they are looked for. The machine knows nothing of what the clocks then do.
     """
 
-    def __init__(self, gpu: VirtualGpu, machine: Machine, looks_s: Iterator[float] | None) -> None:
+    def __init__(self, gpu: VirtualGpu, machine: Machine) -> None:
         # Launch that the last accepted change of each clock is for, until that happened.
         self.flying: dict[Domain, int] = {}
         self.stopped = False  # a call under way is then as if it had not been made
-        self._machine, self._gpu, self._looks_s = machine, gpu, looks_s
-        self._page = 0, 0
+        self._machine, self._gpu = machine, gpu
         self._wakes_s, self._alarm = math.inf, 0
 
     def shows(self, word: int, step: int) -> None:
-        """Write a mark to the page, of which the last one is seen."""
-        self._page = word, step
-        if self._looks_s is None:
-            self._look()
-        else:
-            self._gpu.agenda.add(self._gpu.now_s + next(self._looks_s), self._look)
+        """Show the machine a mark as it is reached."""
+        if not self.stopped:
+            self._machine.saw(word, self._gpu.now_s, step)
+            self._look_ahead()
 
     def _look_ahead(self) -> None:
         """Set the alarm to when there is something to ask for, unless it is set earlier."""
@@ -75,12 +53,6 @@ class Asker:
             self._alarm += 1
             wake = functools.partial(self._wake, self._alarm)
             self._gpu.agenda.add(max(at_s, self._gpu.now_s), wake)
-
-    def _look(self) -> None:
-        if not self.stopped:
-            word, step = self._page
-            self._machine.saw(word, self._gpu.now_s, step)
-            self._look_ahead()
 
     def _wake(self, alarm: int) -> None:
         if self.stopped or alarm != self._alarm:
@@ -111,34 +83,20 @@ class Asker:
 
 
 class Driven:
-    """A step that runs on a virtual GPU, and the machine, if any, that asks for its clocks.
+    """A step that runs on a virtual GPU, and the machine, if any, that asks for its clocks."""
 
-    Marks are seen some time after they are reached, by `looks`, or at once.
-    """
-
-    def __init__(
-        self,
-        gpu: VirtualGpu,
-        machine: Machine | None,
-        lengths: StepLengths,
-        looks: Latency | None = None,
-    ) -> None:
+    def __init__(self, gpu: VirtualGpu, machine: Machine | None) -> None:
         self.rounds: list[tuple[float, float]] = []  # when each began but the first; energy so far
-        self.lengths: list[float] = []  # of every round, the first too
         self.ran_s = 0.0  # time in which launches executed: a stall puts nothing off its launch
         self.began_s: dict[int, float] = {}  # `ran_s` at the launches at which clocks change
         self.happened: list[tuple[int, float]] = []  # launch a change was for, and `ran_s` then
         self._gpu = gpu
-        random = np.random.default_rng([lengths.seed, 1])
-        looks_s = None if looks is None else looks.draws(random)
-        self._asker = None if machine is None else Asker(gpu, machine, looks_s)
+        self._asker = None if machine is None else Asker(gpu, machine)
         table = None if machine is None else machine.timetable
         self._words = {} if table is None else {at: i for i, at in enumerate(table.marks, 1)}
         some = [] if table is None else [c for each in table.changes.values() for c in each]
         self._watched = {change.at for change in some}
-        self._drawn = lengths.drawn()
         self._launch = 0
-        self.length = self._draw()
         self._reaches(0)
 
     @contextmanager
@@ -148,7 +106,7 @@ class Driven:
         if begun is None:
             raise AssertionError("the loop was entered")
         same = {each.name: getattr(begun, each.name) for each in fields(begun) if each.init}
-        self._gpu.running = _Told(**same, driven=self, usual_noise=begun.time_noise)
+        self._gpu.running = _Reporting(**same, driven=self)
         self._gpu.on_follow = self.follows
         try:
             yield
@@ -163,7 +121,6 @@ class Driven:
         at = self._launch % launches
         if at == 0:
             self.rounds.append((self._gpu.now_s, self._gpu.energy_j))
-            self.length = self._draw()
         if at in self._watched:
             self.began_s[self._launch] = self.ran_s
         self._reaches(at)
@@ -174,10 +131,6 @@ class Driven:
         if launch is not None:
             self.happened.append((launch, self.ran_s))
 
-    def _draw(self) -> float:
-        self.lengths.append(next(self._drawn))
-        return self.lengths[-1]
-
     def _reaches(self, at: int) -> None:
         """Show the machine a mark, where there is one."""
         if self._asker is not None and at in self._words:
@@ -185,16 +138,10 @@ class Driven:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Told(LaunchLoop):
-    """A loop that reports every launch that begins, and whose steps are of a length each."""
+class _Reporting(LaunchLoop):
+    """A loop that reports every launch that begins."""
 
     driven: Driven
-    usual_noise: float
-
-    def __post_init__(self) -> None:
-        """Begin with the first step's length."""
-        LaunchLoop.__post_init__(self)
-        self.time_noise = self.usual_noise * self.driven.length
 
     def progress(self, stride_s: float, launch_s: float) -> None:
         """Count what a stride completed."""
@@ -203,7 +150,6 @@ class _Told(LaunchLoop):
         self.driven.ran_s += stride_s
         if self.position != before:
             self.driven.begins(len(self.turns))
-            self.time_noise = self.usual_noise * self.driven.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,10 +161,8 @@ class Scheduled:
     # what each launch is believed to take, stalls apart; not asked for where switching is free
     predicted_s: tuple[float, ...] = ()
     marks: tuple[int, ...] | None = None  # launches that are seen to begin; None for every one
-    lengths: StepLengths = field(default_factory=StepLengths)  # of the steps
     # how long after each launch begins a change to its clocks is to happen; by default as it begins
     aims_s: tuple[float, ...] = ()
-    looks: Latency | None = None  # how long after a mark it is seen; by default at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +219,6 @@ def following(
             rig.gpu.unlock()
             rig.gpu.lock(clocks[0])
         with launcher.loop(kernels) as loop:
-            driven = Driven(rig.device, machine, schedule.lengths, schedule.looks)
+            driven = Driven(rig.device, machine)
             with driven.driving():
                 yield loop, driven
