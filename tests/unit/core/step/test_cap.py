@@ -102,6 +102,10 @@ def test_one_kernel_settles_where_it_draws_the_limit() -> None:
     # Less than any clock draws: it stays at the least.
     cold = settle(dataclasses.replace(cap, limit_w=1.0), of, np.full(40, 3))
     assert (cold.core_mhz == 900).all()
+    # A higher clock that draws less holds a loop that comes from above.
+    dips = dataclasses.replace(of, energy_j=of.time_s * np.array([[90.0, 120.0, 100.0, 140.0]]))
+    above = settle(dataclasses.replace(cap, limit_w=110.0), dips, np.full(40, 3))
+    assert above.core_mhz == pytest.approx(1500.0 + 0.25 * (1800.0 - 1500.0), rel=1e-3)
 
 
 _LIMIT_W = 200.0
