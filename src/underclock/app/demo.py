@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from underclock.campaign.progress import Tally
     from underclock.records import Plan, Validation
 
-_GPU = "sim:rtx3080ti"
+_GPU, _REPEATS = "sim:rtx3080ti", 6
 _FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.html")
 
 
@@ -95,7 +95,9 @@ def run_demo(
     sample_set = measure(step, gpu=_GPU, to=samples, seed=seed, progress=progress)
     made = plan(sample_set, goal, latency="known")
     write_document(plan_file, made, force=force)
-    validation = validate(made, gpu=_GPU, seed=seed, progress=progress)
+    validation = validate(
+        made, gpu=_GPU, seed=seed, progress=progress, repeats=_REPEATS, only_plan=True
+    )
     write_document(validation_file, validation, force=force)
     write_report(made, to=page, validation=validation, force=force)
     return made, validation
