@@ -1,9 +1,9 @@
 """Plans GPT-3 XL on boards, smooth ones and unkind, and runs every plan. Writes docs/evidence.
 
     OMP_NUM_THREADS=1 python studies/executed.py
-    OMP_NUM_THREADS=1 python studies/executed.py --gpus h200 --boards smooth 3
+    python studies/executed.py --gpus h200 --boards 1 2 --budgets 0 0.01 --latencies 0 --runs 1
 
-Cells are kept line by line, and a run goes on where the last one stopped.
+A single run is one without noise. Cells are kept line by line: a run goes on where one stopped.
 """
 
 import argparse
@@ -15,8 +15,10 @@ import tempfile
 import time as clock
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -32,6 +34,7 @@ from underclock.campaign.loop import course_of, switching_model
 from underclock.core.planning.best_choice import Goal
 from underclock.gpus.models import SMOOTH, GpuModel, gpu_model
 from underclock.hw.measurer import BRISK
+from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import simulated_rig
 from underclock.records import AUTO, Plan, SampleSet, Step
 from underclock.records.latencies import LatencyTable
@@ -100,8 +103,9 @@ def executed(
     """
     launches = [step.kernels[index] for index in step.order]
     usual = (1e-3,) * len(launches)
+    quiet = mock.patch.object(VirtualGpu, "draw_noise", return_value=(1.0, 1.0))
     again_s, ran = AGAIN_S if len(schedules) == 1 else OTHER_S, []
-    with simulated_rig(model, seed=1, unit=unit) as rig:
+    with simulated_rig(model, seed=1, unit=unit) as rig, quiet if runs == 1 else nullcontext():
         for run in range(runs):
             for each in schedules:
                 timed = each if each.predicted_s else dataclasses.replace(each, predicted_s=usual)
@@ -178,7 +182,7 @@ def board_cells(
                 energy=energy,
                 ran_time=changes[0],
                 ran_energy=changes[1],
-                errors=tuple(((ran / auto).std(axis=0, ddof=1) / math.sqrt(runs)).tolist()),
+                errors=tuple((np.std(ran / auto, axis=0) / math.sqrt(max(1, runs - 1))).tolist()),
             )
         cells.append(one)
         with (folder / "cells.jsonl").open("a") as file:
@@ -239,6 +243,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpus", nargs="+", default=GPUS, choices=GPUS)
     parser.add_argument("--boards", nargs="+", default=BOARDS, help="smooth, or numbers of units")
+    parser.add_argument("--budgets", nargs="+", type=float, default=BUDGETS)
+    parser.add_argument("--latencies", nargs="+", type=float, default=LATENCIES_S)
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--jobs", type=int, default=2, help="boards simulated at a time")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "executed")
@@ -249,7 +255,7 @@ def main() -> None:
     for line in kept.read_text().splitlines() if kept.exists() else ():
         one = msgspec.json.decode(line, type=Cell)
         known[one.key] = one
-    keys = [(budget, latency_s) for budget in BUDGETS for latency_s in LATENCIES_S]
+    keys = [(budget, latency_s) for budget in given.budgets for latency_s in given.latencies]
     boards = [(gpu, board) for gpu in given.gpus for board in given.boards]
     with ProcessPoolExecutor(max_workers=given.jobs) as pool:
         pending = [

@@ -75,9 +75,9 @@ from underclock.physics.costs import AMBIENT_C, idle_w
 from underclock.records import GREATEST_MHZ, Clocks, SampleSet, Window
 
 _ANEW = 1.3  # times the samples that were fitted, from which they are fitted anew
-# By how much more energies of kernels are off together than their rows say, one by one: on seven
-# published sweeps with 3 to 8 rows a kernel (docs/evidence/ablation.md).
-_TOGETHER = 1.3
+# By how much more times, and energies, of kernels are off together than their rows say, one by one:
+# on seven published sweeps with 3 to 8 rows a kernel (docs/evidence/ablation.md).
+_TOGETHER = 1.2, 1.4
 _ATTESTED = 1.5  # runs of a row, from which on it is no slip, whatever other rows say
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
@@ -264,7 +264,8 @@ def _of_kernels_alone(
     seen[kernel, setting] = True
     offered = measurable(sample_set, fit.rows, settings)
     posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
-    posterior = posterior.widened(left_out.factor(0), _TOGETHER * left_out.factor(1))
+    factors = (of * left_out.factor(q) for q, of in enumerate(_TOGETHER))
+    posterior = posterior.widened(*factors)
     if not sample_set.is_exact:
         slack = max(_SLACK, sizes.row[0])
         counted = linear.observed.counted(targets)
