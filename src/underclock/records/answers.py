@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from underclock.records.outcomes import Validation
     from underclock.records.planned import Plan
 
-PRICE_EUR = (
-    0.25  # a kWh, assumed and said so: as in the example of `saved --price`, which takes yours
-)
+PRICE_EUR = 0.25  # a kWh, assumed and said so; `underclock saved --price` takes the reader's own
 _YEAR_S = 365.25 * 86400.0
 _FINE, _NARROW = 0.00995, 0.0005  # smaller changes and narrower half intervals have a second digit
 _SHOWN = 0.00005  # of auto: less rounds to 0.00 %
@@ -40,17 +38,18 @@ def answer_of(plan: "Plan", validation: "Validation | None" = None) -> tuple[str
         plan: The plan.
         validation: How it came out where it was run again.
     """
-    nothing = plan.arm("auto") if gives_nothing(plan) else plan.headline
+    arm = None if gives_nothing(plan) else plan.headline
     against = "" if plan.baseline.is_auto else f" against {plan.baseline}"
     most = "at most " if plan.bound is plan.chosen else ""
-    saves = _saves(nothing, plan.auto, of=against, most=most)
+    saves = _saves(arm, plan.auto, of=against, most=most)
     return saves, _takes(plan), _rests_on(plan, validation)
 
 
 def job_answer(plan: "JobPlan") -> tuple[str, str, str]:
     """Return the same of a job's plan: energy is of all ranks, a GPU-year of each."""
     arm, ranks = plan.arm(plan.chosen), len(plan.job.ranks)
-    saves = _saves(arm, plan.auto, of=f" of all {ranks} ranks", gpus=ranks)
+    held = None if no_change(arm) else arm
+    saves = _saves(held, plan.auto, of=f" of all {ranks} ranks", gpus=ranks)
     clocks = f", if clocks take {format_duration(plan.latency_s)} to change"
     takes = f"{_time(arm, plan.max_slowdown)}{clocks if plan.latency_s else ''}."
     rests_on = _EVIDENCE[plan.evidence].format(plan.gpu.name)
@@ -94,14 +93,17 @@ def no_change(change: Arm | LatencyPoint) -> bool:
     return all(each is None or abs(each) < _SHOWN for each in changes)
 
 
-def _saves(arm: Arm, auto: Cost, *, of: str = "", most: str = "", gpus: int = 1) -> str:
-    change, interval = arm.energy_change, arm.energy_interval
-    if change is None or no_change(arm):
+def _saves(arm: Arm | None, auto: Cost, *, of: str = "", most: str = "", gpus: int = 1) -> str:
+    """Say what clocks that differ from auto's save; of ``None`` that there are none."""
+    if arm is None or arm.energy_change is None:
         return "No saving was found: clocks stay as they are."
-    if may_save_nothing(arm) and interval is not None:
+    change, interval = arm.energy_change, arm.energy_interval
+    if interval is not None and may_save_nothing(arm):
         low, high = (format_percent(end, digits=1) for end in interval)
         between = f"{low.removesuffix(' %')} to {high}"
         return f"No saving is promised: energy{of} changes by {between} (95 % interval)."
+    if no_change(arm):
+        return "No saving was found, at no more time."
     size, margin = _size(change, interval), _margin(change, interval)
     if change > 0.0:
         return f"Takes {size} more energy{of}{margin}."
