@@ -102,6 +102,10 @@ def instance(row: Row, seed: int) -> SequenceProblem:
         switch_time_s=switch_s,
         switch_energy_j=SWITCH_W * switch_s,
         dwell_s=row.dwell * switch_s,
+        jitter_s=np.zeros_like(switch_s),
+        miss_time_s=np.zeros_like(switch_s),
+        miss_energy_j=np.zeros_like(switch_s),
+        blocked=np.zeros(len(order), dtype=np.bool_),
         max_switches=row.max_switches,
         budget_s=row.slack * float(time_s[order, -1].sum()),
     )

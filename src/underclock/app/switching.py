@@ -66,10 +66,8 @@ class Switching:
         """Word the latencies; reject limits that mean nothing."""
         if not self.wording:
             object.__setattr__(self, "wording", f"as {self.latencies.evidence or 'assumed'}")
-        try:
-            self.rules()
-        except ValueError as exc:
-            raise UsageError(str(exc)) from exc
+        if self.max_switches is not None and self.max_switches < 0:
+            raise UsageError(f"max_switches must not be negative, got {self.max_switches}")
 
     def rules(self, max_slowdown: float = 0.0) -> Rules:
         """Return what a schedule must keep within a time budget."""

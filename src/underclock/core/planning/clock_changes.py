@@ -39,12 +39,6 @@ class Rules:
     max_slowdown: float = 0.0  # time budget as a fraction above auto
     max_switches: int | None = None  # most changes in a step; ``None`` for no limit
 
-    def __post_init__(self) -> None:
-        if not -1.0 < self.max_slowdown < math.inf:
-            raise ValueError(f"max_slowdown must be above -1, got {self.max_slowdown}")
-        if self.max_switches is not None and self.max_switches < 0:
-            raise ValueError(f"max_switches must not be negative, got {self.max_switches}")
-
 
 def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> SequenceProblem:
     """State what a GPU can follow as a problem.

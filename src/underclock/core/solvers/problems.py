@@ -9,7 +9,7 @@ Shape letters: G groups, K kernels, n launches (invocations), S settings.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -53,10 +53,6 @@ SLACK = 1e-12
 DWELL_SLACK = 1e-9
 
 
-def _no_floats() -> Floats:
-    return np.zeros((0, 0))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceProblem:
     """Pick one setting per invocation: least energy within a time budget, switches included."""
@@ -67,31 +63,18 @@ class SequenceProblem:
     switch_time_s: Floats  # time lost by changing setting, row to column; zero diagonal, (S, S)
     switch_energy_j: Floats  # energy of the change, row to column; zero diagonal, (S, S)
     # least length of a segment at the row's setting before the column's can follow, for the change
-    # is asked for ahead and takes that long. Nothing dwells in a schedule that never switches.
-    # Zeros unless given, (S, S)
-    dwell_s: Floats = field(default_factory=_no_floats)
+    # is asked for ahead and takes that long; nothing dwells in a schedule that never switches
+    dwell_s: Floats  # (S, S)
     # standard deviation of when a change happens, row to column. No solver looks here, nor at the
-    # two that follow. Zeros unless given, (S, S)
-    jitter_s: Floats = field(default_factory=_no_floats)
-    # of `switch_time_s`, what stands for changes that come early or late, as it is at a usual
-    # boundary. Zeros unless given, (S, S)
-    miss_time_s: Floats = field(default_factory=_no_floats)
-    # the same of `switch_energy_j`, (S, S)
-    miss_energy_j: Floats = field(default_factory=_no_floats)
-    # where no change may happen: boundary i lies before invocation i, the first after the last.
-    # Nowhere unless given, (n,)
-    blocked: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    # two that follow
+    jitter_s: Floats  # (S, S)
+    # of `switch_time_s`, what stands for changes that come early or late at a usual boundary
+    miss_time_s: Floats  # (S, S)
+    miss_energy_j: Floats  # the same of `switch_energy_j`, (S, S)
+    # where no change may happen: boundary i lies before invocation i, the first after the last
+    blocked: Bools  # (n,)
     max_switches: int | None = None  # most changes in one round; ``None`` for no limit
     budget_s: float = math.inf  # most time one round may take; ``inf`` for no limit
-
-    def __post_init__(self) -> None:
-        """Fill in what was left out."""
-        settings = self.time_s.shape[1]
-        for name in ("dwell_s", "jitter_s", "miss_time_s", "miss_energy_j"):
-            if getattr(self, name).size == 0:
-                object.__setattr__(self, name, np.zeros((settings, settings)))
-        if self.blocked.size == 0:
-            object.__setattr__(self, "blocked", np.zeros(len(self.order), dtype=np.bool_))
 
     @property
     def latest_s(self) -> float:

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from judges.brute import ScheduleBruteForce
+from sequences import sequence
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import SequenceProblem, Solution, costed, violations
 from underclock.core.solvers.cyclic import solve_cyclic
@@ -56,7 +57,7 @@ def small(seed: int) -> SequenceProblem:
     cheap = time[order][rows, energy[order].argmin(axis=1)].sum()
     taken = time[order][rows, some].sum()
     budget = random.choice([math.inf, least, 1.2 * least, 1.5 * least, taken, cheap, 0.9 * least])
-    return SequenceProblem(
+    return sequence(
         time_s=time * unit,
         energy_j=energy,
         order=order,
@@ -80,7 +81,7 @@ def like_a_gpu(n: int, seed: int, *, core: int = 6) -> SequenceProblem:
     time_s = (core_s**3.4 + mem_s**3.4) ** (1 / 3.4) * random.normal(1.0, 0.002, (n, len(speed)))
     energy_j = time_s * (60.0 + 40.0 * memory + 250.0 * speed**3 * core_s / time_s)
     switch_s = 25e-6 * (speed[:, None] != speed) + 150e-6 * (memory[:, None] != memory)
-    return SequenceProblem(
+    return sequence(
         time_s=time_s,
         energy_j=energy_j,
         order=np.arange(n),
@@ -101,7 +102,7 @@ def layers(seed: int, *, dwell_s: float) -> SequenceProblem:
     energy_j = time_s * (80.0 + 220.0 * speed**3)
     order = np.tile(np.arange(kernels), 40)
     off = 1.0 - np.eye(count)
-    return SequenceProblem(
+    return sequence(
         time_s=time_s,
         energy_j=energy_j,
         order=order,
@@ -288,7 +289,7 @@ def many_settings(switch_s: float, *dwell_s: float) -> Ring:
     n, count = 12, 140
     time, energy = random.uniform(0.1, 5.0, (2, n, count))
     ring = ring_of(
-        SequenceProblem(
+        sequence(
             time_s=time,
             energy_j=energy,
             order=np.arange(n),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sequences import sequence
 from underclock.core.solvers import SequenceProblem, costed, once_through, violations
 from underclock.core.solvers.problems import DWELL_SLACK
 
@@ -21,7 +22,7 @@ def two_kernels(**changes: Any) -> SequenceProblem:
         "switch_time_s": np.array([[0.0, 0.25], [0.5, 0.0]]),
         "switch_energy_j": np.array([[0.0, 0.125], [2.0, 0.0]]),
     }
-    return SequenceProblem(**(fields | changes))
+    return sequence(**(fields | changes))
 
 
 def test_a_round_costs_its_kernels_and_its_switches_the_wrap_included() -> None:
@@ -62,7 +63,7 @@ def problem_from(seed: int) -> SequenceProblem:
     holes = (random.random(time.shape) < 0.2) & bool(random.random() < 0.5)
     holes[np.arange(n), random.integers(0, count, n)] = False
     time[holes], energy[holes] = np.inf, np.inf
-    return SequenceProblem(
+    return sequence(
         time_s=time,
         energy_j=energy,
         order=np.arange(n),
