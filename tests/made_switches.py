@@ -1,5 +1,10 @@
-"""Latencies of changes of clocks, for tests."""
+"""Changes of clocks for tests: their latencies, and problems of sequences."""
 
+from typing import Any
+
+import numpy as np
+
+from underclock.core.solvers import SequenceProblem
 from underclock.records.latencies import Switch
 from underclock.units import Domain
 
@@ -26,3 +31,11 @@ def switch(
         stall_s=stall_s,
         repeats=3,
     )
+
+
+def sequence(**fields: Any) -> SequenceProblem:
+    """Make a problem in which, unless given, no change is late, needs room or is blocked."""
+    none = np.zeros((fields["time_s"].shape[1],) * 2)
+    usual: dict[str, Any] = {"dwell_s": none, "jitter_s": none}
+    usual |= {"miss_time_s": none, "miss_energy_j": none}
+    return SequenceProblem(**({"blocked": np.zeros(len(fields["order"]), bool)} | usual | fields))

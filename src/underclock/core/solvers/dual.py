@@ -26,6 +26,7 @@ from underclock.core.solvers.problems import SequenceProblem
 _STEP, _STEPS = 1.02, 6  # first step away from a warm start, as a factor; most steps
 _HIGHEST = 1e4  # of either multiplier, in what would make the limit cost all the energy
 _SAMPLE, _PART, _WINDOWS = 240, 20, 6  # least invocations, or a part of all; stretches of them
+_RESTARTS = 6  # searches on a part of the settings, before all are searched
 _LATE = 6  # paths at the end of a search whose settings matter
 
 
@@ -189,8 +190,7 @@ def search_multipliers(
     start: tuple[float | None, Ints],
     *,
     tolerance: float,
-    max_paths: int = 60,
-    restarts: int = 6,
+    max_paths: int,
 ) -> tuple[DualSearch, float, Ints] | None:
     """Find the best multipliers, within ``tolerance`` of the bound as a fraction.
 
@@ -213,7 +213,7 @@ def search_multipliers(
             max_paths=max_paths,
         )
 
-    for _ in range(restarts):
+    for _ in range(_RESTARTS):
         part = ring_of(problem, int(ring.first[0]), settings)
         if part is None or len(settings) == len(ring.settings):
             break

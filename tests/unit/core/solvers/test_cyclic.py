@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from judges.brute import ScheduleBruteForce
-from sequences import sequence
+from made_switches import sequence
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import SequenceProblem, Solution, costed, violations
 from underclock.core.solvers.cyclic import solve_cyclic
