@@ -26,8 +26,8 @@ def _as_it_is(_: Any, state: Any) -> Any:  # noqa: ANN401
     return state
 
 
-def _usual_priors(problem: Any, state: Any) -> tuple[Any, Any]:  # noqa: ANN401
-    return problem, state
+def _usual_priors(problem: Any, _: Any) -> Any:  # noqa: ANN401
+    return problem
 
 
 def _sized(**sizes: Any) -> Callable[..., Sizes]:  # noqa: ANN401

@@ -183,7 +183,7 @@ def _problem(rows: Rows, gpu: GpuConstants, held: Collection[str]) -> FitProblem
 
 def _leaning(problem: FitProblem, fitted: Parameters) -> FitProblem:
     """Let kernels of a kind lean on one another; what is expected of the GPU stays."""
-    return dataclasses.replace(problem, prior=learn_priors(problem, fitted)[0].prior)
+    return dataclasses.replace(problem, prior=learn_priors(problem, fitted).prior)
 
 
 def _restart(problem: FitProblem, fitted: Parameters, odds: float) -> Parameters:

@@ -29,7 +29,7 @@ from underclock.core.model.observed import Observed, Targets, evenly
 
 # Student's t with four degrees of freedom, in three steps: a kernel has a scale of time and one of
 # power, all pairs of these; and the logarithms of their odds.
-_STEPS_OF, _ODDS_OF = np.array([0.6, 1.1, 2.6]), np.array([0.22, 0.6, 0.18])
+_STEPS_OF, _ODDS_OF = np.array([0.6, 1.2, 4.0]), np.array([0.25, 0.69, 0.06])
 SCALES = np.stack(np.meshgrid(_STEPS_OF, _STEPS_OF, indexing="ij"), axis=-1).reshape(-1, 2)
 LOG_ODDS = np.log(np.outer(_ODDS_OF, _ODDS_OF)).ravel()
 COUPLED = 0.5  # of a log time too long, by which power is too low: slower means less power

@@ -90,14 +90,14 @@ def fit_all(rows: Rows, family: Shared) -> FittedModel:
     adding[0] = _ADD_UP
     begun = usual, dataclasses.replace(usual, shared=adding)
     found = (converge(problem, restart(problem, each)) for each in begun)
-    return _model(*learn_priors(problem, min(found, key=problem.cost)))
+    return _model(problem, min(found, key=problem.cost))
 
 
 def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
     """Fit each kernel by itself; what they share is known from a fit of some of them."""
     problem = FitProblem.of(rows, known.parameters.family)
     start = dataclasses.replace(problem.begin(), shared=known.parameters.shared)
-    return _model(*learn_priors(problem, restart(problem, start)))
+    return _model(problem, restart(problem, start))
 
 
 def restart(problem: FitProblem, parameters: Parameters) -> Parameters:
@@ -116,7 +116,7 @@ def restart(problem: FitProblem, parameters: Parameters) -> Parameters:
     return best
 
 
-def learn_priors(problem: FitProblem, parameters: Parameters) -> tuple[FitProblem, Parameters]:
+def learn_priors(problem: FitProblem, parameters: Parameters) -> FitProblem:
     """Let kernels of a kind lean on one another; widen priors as far as rows show they must be."""
     equations = NormalEquations.of(problem, parameters, problem.seen(parameters))
     variance = np.diagonal(np.linalg.inv(equations.kernel), axis1=1, axis2=2)
@@ -126,11 +126,12 @@ def learn_priors(problem: FitProblem, parameters: Parameters) -> tuple[FitProble
     away2 = usual * (problem.shared_mean - parameters.shared) ** 2
     left = usual * np.diag(equations.shared_covariance())
     precision = usual / widening(away2[own], left[own]) ** 2
-    return dataclasses.replace(problem, shared_precision=precision, prior=prior), parameters
+    return dataclasses.replace(problem, shared_precision=precision, prior=prior)
 
 
 def _model(problem: FitProblem, parameters: Parameters) -> FittedModel:
-    """Return what was fitted, and what was expected of it."""
+    """Return what was fitted, and what was expected of it once priors are learned."""
+    problem = learn_priors(problem, parameters)
     precision = np.diag(problem.shared_precision)
     drawn = problem.shared_precision * (problem.shared_mean - parameters.shared)
     if problem.rows.idle:

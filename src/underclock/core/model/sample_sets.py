@@ -239,13 +239,11 @@ class TableRuns:
     Attributes:
         kernel: Which kernel each row is of. Shape (C,).
         setting: Which of the settings. Shape (C,).
-        mem_mhz: Memory clock of each row, 0 where it was left to the driver. Shape (C,).
         quantities: Logarithms of time and energy.
     """
 
     kernel: Ints
     setting: Ints
-    mem_mhz: Floats
     quantities: tuple[RepeatedRuns, RepeatedRuns]
 
 
@@ -258,14 +256,11 @@ def runs_of(
     rows, row = np.unique(places, return_inverse=True)
     kernel, setting = np.divmod(rows, len(settings))
     log_mhz = np.array([math.log(c.core_mhz) if c.core_mhz else math.nan for c in settings])
-    mem_mhz = np.array([float(c.mem_mhz or 0) for c in settings])
     values = np.log([[s.time_s for s in samples], [s.energy_j for s in samples]])
     time, energy = (
         RepeatedRuns(log=each, row=row, kernel=kernel, log_mhz=log_mhz[setting]) for each in values
     )
-    return TableRuns(
-        kernel=kernel, setting=setting, mem_mhz=mem_mhz[setting], quantities=(time, energy)
-    )
+    return TableRuns(kernel=kernel, setting=setting, quantities=(time, energy))
 
 
 def sample_weights(sample_set: SampleSet) -> Floats:
