@@ -54,8 +54,8 @@ PARTS: dict[str, Off] = {
     "smooth deviations": {f"{_MODEL}estimate.likeliest_sizes": _sized(smooth=(_NONE, _NONE))},
     "a row's own": {f"{_MODEL}estimate.likeliest_sizes": _sized(row=(_NONE, _NONE))},
     "a scale per kernel": {
-        f"{_MODEL}conditioning.SCALES": np.ones((1, 2)),
-        f"{_MODEL}posterior.SCALES": np.ones((1, 2)),
+        f"{_MODEL}conditioning.SCALES": np.ones(1),
+        f"{_MODEL}posterior.SCALES": np.ones(1),
         f"{_MODEL}conditioning.LOG_ODDS": np.zeros(1),
     },
     "noise per kernel": {f"{_MODEL}observed.Observed.noise": _usual_noise},

@@ -27,11 +27,9 @@ from underclock.arrays import Floats, Ints
 from underclock.core.model.most_likely import ParameterPrior
 from underclock.core.model.observed import Observed, Targets, evenly
 
-# Student's t with four degrees of freedom, in three steps: a kernel has a scale of time and one of
-# power, all pairs of these; and the logarithms of their odds.
-_STEPS_OF, _ODDS_OF = np.array([0.6, 1.2, 4.0]), np.array([0.25, 0.69, 0.06])
-SCALES = np.stack(np.meshgrid(_STEPS_OF, _STEPS_OF, indexing="ij"), axis=-1).reshape(-1, 2)
-LOG_ODDS = np.log(np.outer(_ODDS_OF, _ODDS_OF)).ravel()
+# Student's t with four degrees of freedom, in four steps: scales and the logarithms of their odds.
+SCALES = np.array([0.5, 1.0, 2.0, 4.0])
+LOG_ODDS = np.log([0.09, 0.65, 0.23, 0.03])
 COUPLED = 0.5  # of a log time too long, by which power is too low: slower means less power
 _DRIVERS = 0.1  # by which costs at clocks of the driver's choice may differ, of all kernels alike
 _FREE = 0.005  # and of each kernel by itself
@@ -217,11 +215,10 @@ class Conditioned:
         noise = np.where(real, np.concatenate([noise[0], noise[1]], axis=1), 1.0)
         both = real[:, :, None] & real[:, None, :]
         by_kernel = loadings.kernel
-        of_time, of_power = SCALES.T[:, :, None, None] ** 2
-        cov = coupled(of_time * time[:, None], of_power * power[:, None])
+        cov = SCALES[:, None, None] ** 2 * coupled(time, power)[:, None]
         cov = np.where(both[:, None], cov + (by_kernel @ by_kernel.swapaxes(1, 2))[:, None], 0.0)
-        noise_scales = np.where(observed.unknown.T[:, None], SCALES, 1.0)
-        noise_scales = np.repeat(noise_scales, observed.real.shape[2], axis=2)
+        unknown = np.repeat(observed.unknown.T, observed.real.shape[2], axis=1)
+        noise_scales = np.where(unknown[:, None], SCALES[:, None], 1.0)
         cov += (noise_scales**2 * noise[:, None])[..., None] * np.eye(noise.shape[1])
         shared = np.where(real[..., None], loadings.shared, 0.0)
         residual = np.concatenate([observed.residual[0], observed.residual[1]], axis=1)

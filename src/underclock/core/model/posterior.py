@@ -229,14 +229,15 @@ class _Kernel:
             size**2 * self._features @ rows.T + own[:, None] * self._at.T
             for size, own in zip(self._sizes.smooth, self._own, strict=True)
         )
-        rest = np.zeros((self._by_kernel.shape[0] - 2 * len(time), len(real)))
+        smooth = np.zeros((len(self._expected), len(real)))
+        smooth[: 2 * len(time)] = coupled(time, power)[:, real]
         likely = np.flatnonzero(given.odds[k] > _RELEVANT)
         odds = given.odds[k, likely] / given.odds[k, likely].sum()
         physics = self._by_kernel @ by_rows.T
         inverses = given.inverse[k][np.ix_(likely, real, real)]
         gains = [
-            (physics + np.concatenate([coupled(a * time, b * power)[:, real], rest])) @ inverse
-            for (a, b), inverse in zip((SCALES[likely] ** 2).tolist(), inverses, strict=True)
+            (physics + SCALES[scale] ** 2 * smooth) @ inverse
+            for scale, inverse in zip(likely.tolist(), inverses, strict=True)
         ]
         off, by_shared = given.left(given.shared)[k, real], given.loadings.shared[k][real]
         each = np.array([gain @ off for gain in gains])
@@ -264,8 +265,8 @@ class _Kernel:
             places = np.sqrt(self._own[q]) * _opposite(random, draws, len(self._own[q]))
             apart = np.sqrt(self._rows_own[q]) * _opposite(random, draws, len(self._rows_own[q]))
             of_rows = np.where(self._at.any(axis=1), places @ self._at.T, apart)
-            entries.append(scales[:, [q]] * (weights @ self._features.T + places))
-            rows.append(scales[:, [q]] * (weights @ given.features[k].T + of_rows))
+            entries.append(scales[:, None] * (weights @ self._features.T + places))
+            rows.append(scales[:, None] * (weights @ given.features[k].T + of_rows))
         for of in (entries, rows):
             of[1] = of[1] - COUPLED * of[0]
         own = parameters @ self._by_kernel.T

@@ -115,7 +115,7 @@ def test_a_row_that_was_disturbed_is_odd_and_no_other(time: float, energy: float
     assert not rest.odd.any()
 
 
-_CALM = float(SCALES[0, 0])  # of a kernel that deviates least
+_CALM = float(SCALES[0])  # of a kernel that deviates least
 
 
 def _drawn(model: Model, scale: float = _CALM) -> Model:
