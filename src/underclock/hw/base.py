@@ -113,7 +113,9 @@ class Loop(Protocol):
 
     def durations(self, for_s: float) -> Durations:
         """Watch launches for a while, one round at least; return how long each took.
-        `NotSupportedError`: nothing here can time them, or another profiler does.
+
+        Raises:
+            NotSupportedError: Nothing here can time them, or another profiler does.
         """
 
 
@@ -206,7 +208,10 @@ class Measurer(Protocol):
     def warm(self, kernels: Sequence[Kernel]) -> float | None:
         """Bring the GPU to the temperature it has when these kernels run; return it in °C.
 
-        ``None`` where it cannot be read. `MeasurementError`: it cannot run kernels.
+        ``None`` where it cannot be read.
+
+        Raises:
+            MeasurementError: It cannot run kernels.
         """
 
     def takes_s(self, launch_s: float, *, timed: bool = False) -> float:

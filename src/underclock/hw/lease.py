@@ -59,8 +59,11 @@ class ClockLeases:
 
         It unlocks rather than restores: NVML can set and reset locked clocks, but not read them.
         Auto clocks write nothing and need no permission. A process that was forked off inside the
-        block leaves the undo to its parent. `UsageError`: clocks of this GPU are held already.
-        `DeviceError`: the driver refuses; the error says so where clocks stay locked.
+        block leaves the undo to its parent.
+
+        Raises:
+            UsageError: Clocks of this GPU are held already.
+            DeviceError: The driver refuses; the error says so where clocks stay locked.
         """
         raise_lost_interrupt()
         if clocks.is_auto:
@@ -118,8 +121,10 @@ def check_applied(gpu: Gpu, clocks: Clocks) -> Clocks:
 
     A core below the locked clock is no failure of the lock: the power cap outranks every lock, and
     a hot chip cannot reach the top of its table. A core above it, or a memory at another clock that
-    no power or heat explains, means that the lock does not hold. `NotAppliedError`: the GPU runs at
-    clocks that were not asked for.
+    no power or heat explains, means that the lock does not hold.
+
+    Raises:
+        NotAppliedError: The GPU runs at clocks that were not asked for.
     """
     seen = gpu.observed()
     off = []

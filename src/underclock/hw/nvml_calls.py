@@ -161,8 +161,10 @@ def nvml_session() -> Iterator[None]:
     """Keep NVML initialised for the length of a block.
 
     Where the environment names served simulated GPUs, they are what NVML lists, unless a simulated
-    driver of this process is in its place already. `DeviceError`: there is no driver, or it does
-    not answer.
+    driver of this process is in its place already.
+
+    Raises:
+        DeviceError: There is no driver, or it does not answer.
     """
     with _SERVED:
         call("start NVML", pynvml.nvmlInit)
@@ -178,8 +180,11 @@ def gpu_count() -> int:
 
 
 def call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """Call NVML, turning its errors into ours at this one boundary. `NotSupportedError`: the GPU
-    cannot, or its driver has no such function. `UnderclockError`: anything else.
+    """Call NVML, turning its errors into ours at this one boundary.
+
+    Raises:
+        NotSupportedError: The GPU cannot, or its driver has no such function.
+        UnderclockError: Anything else.
     """
     try:
         return function(*arguments)
@@ -259,8 +264,11 @@ class SettableGpu(Protocol):
         """Return what is locked; ``None`` where that cannot be read, as on every real GPU."""
 
     def write(self, setting: Domain, value: Value) -> None:
-        """Set it; ``None`` gives a clock back to the driver. `NotSupportedError`: this GPU has no
-        such setting. `NotPermittedError`: this process may not set it.
+        """Set it; ``None`` gives a clock back to the driver.
+
+        Raises:
+            NotSupportedError: This GPU has no such setting.
+            NotPermittedError: This process may not set it.
         """
 
 
@@ -277,8 +285,10 @@ CLOCK_NUMBERS = {Domain.CORE: pynvml.NVML_CLOCK_SM, Domain.MEMORY: pynvml.NVML_C
 
 def write_setting(handle: Any, setting: Domain, value: Value) -> None:
     """Set something on the GPU of a handle; ``None`` gives a clock back to the driver.
-    `NotSupportedError`: this GPU has no such setting. `NotPermittedError`: this process may not set
-    it, or read-only mode is on.
+
+    Raises:
+        NotSupportedError: This GPU has no such setting.
+        NotPermittedError: This process may not set it, or read-only mode is on.
     """
     lock, give_back = _LOCKS[setting]
     if value is None:

@@ -272,8 +272,10 @@ class GpuController:
             log.write(EventLine(gpu=self.rank, at_s=at_s, text=text))
 
     def flush(self, log: Log, refused: str = "") -> None:
-        """Write what is known of the last steps. `refused`: why another rank was refused: it holds
-        for one that never came too.
+        """Write what is known of the last steps.
+
+        Args:
+            refused: Why another rank was refused: it holds for one that never came too.
         """
         self._gauges.close()
         self.shown.add(self._gauges.taken())

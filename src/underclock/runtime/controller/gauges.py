@@ -115,10 +115,13 @@ class EnergyCounterSampler:
 
 
 class Gauges:
-    """Reads one GPU until it is closed. `closely_s`: for how long it is read often to begin with.
-    `exactly`: whether the energy counter is read as it climbs, every fourth time. Counters climb
-    ten times a second, so that any other reading is up to a tenth of a second old: 1 % of four
-    seconds.
+    """Reads one GPU until it is closed.
+
+    Args:
+        closely_s: For how long it is read often to begin with.
+        exactly: Whether the energy counter is read as it climbs, every fourth time. Counters climb
+            ten times a second, so that any other reading is up to a tenth of a second old: 1 % of
+            four seconds.
     """
 
     def __init__(

@@ -324,8 +324,12 @@ class Metrics:
 
     What OpenTelemetry's semantic conventions for hardware name is called as there (``hw.energy``,
     ``hw.power``, ``hw.temperature``, with ``hw.id`` and ``hw.type``); they know no GPU's clocks.
-    `energy_j`: returns what a GPU drew so far; ``None`` where that is not known.
-    `NotSupportedError`: the port is taken, or prometheus_client is not installed.
+
+    Args:
+        energy_j: Returns what a GPU drew so far; ``None`` where that is not known.
+
+    Raises:
+        NotSupportedError: The port is taken, or prometheus_client is not installed.
     """
 
     def __init__(

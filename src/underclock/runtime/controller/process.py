@@ -71,7 +71,9 @@ Setter = Callable[[Domain, float | None], None]
 
 def try_clocks(setter: Setter, some: Collection[Clocks]) -> None:
     """Set and give back each clock that some are to be held at, so that a refusal is known at once.
-    `NotPermittedError`: a clock cannot be set.
+
+    Raises:
+        NotPermittedError: A clock cannot be set.
     """
     for domain in Domain:
         held_mhz = [mhz for each in some if (mhz := mhz_of(each, domain)) is not None]

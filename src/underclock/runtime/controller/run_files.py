@@ -159,7 +159,11 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        """Return the files of a run that another process made. `DataError`: they are none."""
+        """Return the files of a run that another process made.
+
+        Raises:
+            DataError: They are none.
+        """
         try:
             body = msgspec.json.decode((folder / _RUN).read_bytes(), type=RunFile)
         except (OSError, msgspec.DecodeError) as exc:
@@ -182,8 +186,10 @@ class Run:
 
 
 def read_plan(path: Path) -> Plan | JobPlan:
-    """Return a plan of one GPU or of a job, whichever a file holds. `DataError`: it is neither, or
-    cannot be read.
+    """Return a plan of one GPU or of a job, whichever a file holds.
+
+    Raises:
+        DataError: It is neither, or cannot be read.
     """
     if kind_of(path) == "job plan":
         return read_document(path, JobPlan)

@@ -94,14 +94,21 @@ class ControllerProcess:
 
     def armed(self) -> Mapping[str, Any]:
         """Wait until everything is armed and the work has begun; return what was undone first.
-        `UnderclockError`: it refused; everything is as it was found.
+
+        Raises:
+            UnderclockError: It refused; everything is as it was found.
         """
         return self._next("armed", ARMED_S)
 
     def ended(self, longest_s: float = ENDED_S) -> Mapping[str, Any]:
-        """Wait until it has ended; return why, and what was undone. `longest_s`: after so long it
-        is killed, and its watchdog undoes; infinite where a person ends it. `UnderclockError`: it
-        failed; what it set was undone, or the error says what was not.
+        """Wait until it has ended; return why, and what was undone.
+
+        Args:
+            longest_s: After so long it is killed, and its watchdog undoes; infinite where a person
+                ends it.
+
+        Raises:
+            UnderclockError: It failed; what it set was undone, or the error says what was not.
         """
         return self._next("ended", longest_s)
 

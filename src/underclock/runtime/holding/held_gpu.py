@@ -101,8 +101,10 @@ class Holding:
         return str(ended["why"])
 
     def end(self) -> tuple[str, ...]:
-        """Give everything back; return what was put back, as sentences. `UnderclockError`:
-        something stays set; the error says what.
+        """Give everything back; return what was put back, as sentences.
+
+        Raises:
+            UnderclockError: Something stays set; the error says what.
         """
         if self._over:
             return ()

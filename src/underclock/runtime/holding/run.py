@@ -217,7 +217,11 @@ class HeldRun:
         return environment
 
     def start(self, trainer_pid: int) -> None:
-        """Start the controller, and wait until all is armed. `UnderclockError`: it refuses."""
+        """Start the controller, and wait until all is armed.
+
+        Raises:
+            UnderclockError: It refuses.
+        """
         self._process = ControllerProcess.start(
             self._set, work=_WORK, options=self._options, trainer_pid=trainer_pid
         )

@@ -38,8 +38,11 @@ _SENSIBLE_STEPS = 2  # whole steps whose marks made sense, until they are believ
 
 
 class Machine:
-    """Follows a timetable. `first`: what clocks are held as it begins. `low_mhz`: core clock to
-    wait at while the step stands still; ``None`` changes nothing then.
+    """Follows a timetable.
+
+    Args:
+        first: What clocks are held as it begins.
+        low_mhz: Core clock to wait at while the step stands still; ``None`` changes nothing then.
     """
 
     def __init__(

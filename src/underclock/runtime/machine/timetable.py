@@ -61,8 +61,10 @@ class Timetable:
 
 
 def timetable_of(schedule: ClockSchedule, marks: Sequence[int]) -> Timetable:
-    """Return the timetable of a plan's schedule. `DataError`: the latencies lack a clock that
-    changes.
+    """Return the timetable of a plan's schedule.
+
+    Raises:
+        DataError: The latencies lack a clock that changes.
     """
     return timetable(schedule.clocks, schedule.latencies, schedule.launch_s, marks, schedule.aims_s)
 

@@ -42,8 +42,10 @@ class ArmName(StrEnum):
 
 def parse_arms(text: str, *, has_fixed: bool) -> tuple[ArmName, ...]:
     """Read what a user writes after ``--compare``; ``auto,auto`` shows what comparing errs by.
-    `UsageError`: an arm that is not known, twice the same, one that is not to be had, or nothing to
-    compare.
+
+    Raises:
+        UsageError: An arm that is not known, twice the same, one that is not to be had, or nothing
+            to compare.
     """
     names = [part.strip() for part in text.split(",") if part.strip()]
     if names == [ArmName.AUTO, ArmName.AUTO]:
@@ -135,9 +137,11 @@ class Arms:
         return self.warming + rounds * len(self.names) * self.block
 
     def stepped(self, step: PassedStep, energy_j: float | None) -> ArmName | None:
-        """Take note of a step; return whose block begins with the next one, where one does. `step`:
-        that ended. One that was interrupted does not count, and the block is no longer. `energy_j`:
-        of it, the mean of some in a row; ``None`` where it is unknown.
+        """Take note of a step; return whose block begins with the next one, where one does.
+
+        Args:
+            step: That ended. One that was interrupted does not count, and the block is no longer.
+            energy_j: Of it, the mean of some in a row; ``None`` where it is unknown.
         """
         self.seen += step.steps
         self.counted &= step.counted
@@ -152,8 +156,10 @@ class Arms:
         return self.arm
 
     def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmLine, ...]:
-        """Compare every arm with auto, over the rounds in which both ran. `expected`: what must fit
-        before there is a verdict; by default nothing but rounds.
+        """Compare every arm with auto, over the rounds in which both ran.
+
+        Args:
+            expected: What must fit before there is a verdict; by default nothing but rounds.
         """
         from underclock.core.statistics.verdict import judge, paired_change  # noqa: PLC0415
 

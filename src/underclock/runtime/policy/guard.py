@@ -75,8 +75,10 @@ class Guard:
     def stepped(self, time_s: float, *, stalled: bool = False) -> str:
         """Take note of a step; return why something was decided, with numbers, where it was.
 
-        `stage` says what to do from now on, and `finding` why. `stalled`: whether it stood still or
-        was not of one stage; it is not counted then.
+        `stage` says what to do from now on, and `finding` why.
+
+        Args:
+            stalled: Whether it stood still or was not of one stage; it is not counted then.
         """
         if self._skipped < _SETTLING:
             self._skipped += 1

@@ -131,8 +131,10 @@ class Marker:
         sites: Mapping[tuple[str, str, int], int] | None = None,
     ) -> None:
         """Mark places; of a job's pipeline schedule, which it names, all must be found.
-        `discovers`: choose places instead, and note them where the page is. `sites`: launch of each
-        place that a simulated GPU knows; no other place is chosen.
+
+        Args:
+            discovers: Choose places instead, and note them where the page is.
+            sites: Launch of each place that a simulated GPU knows; no other place is chosen.
         """
         self._schedule = schedule
         self._found: list[tuple[str, str]] | None = [] if discovers else None  # of one step

@@ -80,9 +80,11 @@ class Hook:
         self._say(note)
 
     def end(self, *, within_s: float | None = None) -> None:
-        """Say that the step ended, and none runs until the next begins. `within_s`: how long clocks
-        may take to rise again, in s, where the server knows that; by default they stay where no
-        step is slower than the plan's budget says.
+        """Say that the step ended, and none runs until the next begins.
+
+        Args:
+            within_s: How long clocks may take to rise again, in s, where the server knows that; by
+                default they stay where no step is slower than the plan's budget says.
         """
         try:
             note = NOTE.pack(END, 0, 0, 0, 0, _within_s(within_s))

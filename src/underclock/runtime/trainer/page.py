@@ -105,8 +105,11 @@ class Page:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a page that another process made. `DataError`: it is no page, another version's, or
-        one that another user may write. `OSError`: it cannot be read.
+        """Open a page that another process made.
+
+        Raises:
+            DataError: It is no page, another version's, or one that another user may write.
+            OSError: It cannot be read.
         """
         path = os.fspath(path)
         fd = os.open(path, _FLAGS)
@@ -137,8 +140,10 @@ class Page:
         return self._mark  # the last, where it was cut short: `state` says so
 
     def write(self, word: int, offset: int = MARK_OFFSET) -> None:
-        """Write a mark from the host, as `word_of` has it, or the step word. `OSError`: it cannot
-        be written any more.
+        """Write a mark from the host, as `word_of` has it, or the step word.
+
+        Raises:
+            OSError: It cannot be written any more.
         """
         self._write(offset, word.to_bytes(_WORD, "little"))
 
@@ -155,8 +160,10 @@ class Page:
     def address(self) -> int:
         """Where the page begins in this process; it is mapped when this is asked for first.
 
-        It stays so until the process ends: a GPU may write there at any time. `OSError`: it cannot
-        be mapped.
+        It stays so until the process ends: a GPU may write there at any time.
+
+        Raises:
+            OSError: It cannot be mapped.
         """
         if not self._mapped:
             import ctypes  # noqa: PLC0415 - of who trains on a GPU only
@@ -191,7 +198,11 @@ class Page:
         return os.pread(self._fd, length, _SENTENCE).decode(errors="replace")
 
     def tell(self, state: int, sentence: str = "") -> None:
-        """Say, as the trainer, what state it is in. `OSError`: it cannot be written any more."""
+        """Say, as the trainer, what state it is in.
+
+        Raises:
+            OSError: It cannot be written any more.
+        """
         text = sentence.encode(errors="replace")[:_LONGEST]
         self._write(_SENTENCE, text)
         self._write(_LENGTH, len(text).to_bytes(_WORD, "little"))

@@ -43,8 +43,10 @@ class MarkSite(Record, frozen=True, kw_only=True):
 
 
 def scheduled(plan: Plan) -> ClockSchedule:
-    """Return a plan's schedule, or one made of the one pair that all launches have. `UsageError`:
-    clocks change within the step, and nothing says when.
+    """Return a plan's schedule, or one made of the one pair that all launches have.
+
+    Raises:
+        UsageError: Clocks change within the step, and nothing says when.
     """
     if plan.schedule is not None and plan.step.order:
         return plan.schedule
@@ -67,9 +69,12 @@ def scheduled(plan: Plan) -> ClockSchedule:
 
 
 def marked(plan: Plan) -> tuple[tuple[MarkSite, ...], tuple[int, ...]]:
-    """Choose the marks of a plan, in launch order; the first is the step's begin. Returns the
-    marks, and the launches at which clocks change and no mark is. `UsageError`: it has no schedule
-    to hold.
+    """Choose the marks of a plan, in launch order; the first is the step's begin.
+
+    Returns the marks, and the launches at which clocks change and no mark is.
+
+    Raises:
+        UsageError: It has no schedule to hold.
     """
     schedule = scheduled(plan)
     clocks = schedule.clocks
@@ -96,8 +101,10 @@ def _asked_at(schedule: ClockSchedule, boundaries: Sequence[int]) -> Iterator[in
 
 def sites_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[MarkSite, ...]:
     """Return all that can be seen of a step, at most one thing at each launch, in launch order.
-    `modules`: of each launch, as a step says; empty where they are unknown. `passes`: of each
-    launch.
+
+    Args:
+        modules: Of each launch, as a step says; empty where they are unknown.
+        passes: Of each launch.
     """
     found = {0: MarkSite(launch=0, event=STEP)}
     runs = list(_runs(passes))

@@ -64,7 +64,9 @@ class CudaStream:
 
     def __init__(self, page: Page, current: Callable[[], int], driver: Any = None) -> None:
         """Let the GPU write into a page, on the stream whose handle `current` returns.
-        `NotSupportedError`: there is no such driver, or it cannot write into the page.
+
+        Raises:
+            NotSupportedError: There is no such driver, or it cannot write into the page.
         """
         self._current = current
         try:
@@ -225,8 +227,11 @@ class ServedStream:
         self.write(STEP_OFFSET, steps)
 
     def synchronise(self) -> None:
-        """Wait until everything that was put there is done. `DeviceError`: the GPU, or who serves
-        it, is gone. `UsageError`: something that was put there cannot be done.
+        """Wait until everything that was put there is done.
+
+        Raises:
+            DeviceError: The GPU, or who serves it, is gone.
+            UsageError: Something that was put there cannot be done.
         """
         self._put({"do": "synchronise"})
         self._answer()

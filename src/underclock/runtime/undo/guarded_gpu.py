@@ -75,7 +75,11 @@ class JournalFile:
         self._aside = ""  # under which ending it is to be set aside; empty where it can be used
 
     def read(self) -> Journal | None:
-        """Return what is on disk, if anything. `DataError`: it is not a journal."""
+        """Return what is on disk, if anything.
+
+        Raises:
+            DataError: It is not a journal.
+        """
         self._aside = ""
         try:
             journal = _journal(json.loads(read_trusted(self.path)), self._uuid)
@@ -95,7 +99,9 @@ class JournalFile:
 
     def write(self, journal: Journal) -> None:
         """Bring it to disk: written under another name, synced, renamed, the name synced.
-        `DataError`: the disk is full, or the folder cannot be written.
+
+        Raises:
+            DataError: The disk is full, or the folder cannot be written.
         """
         new = self.path.with_name(f".{self.path.name}.{os.urandom(4).hex()}")
         document = {"kind": _KIND, "version": _VERSION, **journal._asdict()}
@@ -119,7 +125,9 @@ class JournalFile:
 
     def remove(self) -> None:
         """Forget it; harmless where there is none. One that was read and is of no use is set aside.
-        `DataError`: it stays where it is.
+
+        Raises:
+            DataError: It stays where it is.
         """
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -314,8 +322,10 @@ class GuardedGpu:
 
     def set(self, setting: Domain, value: Value) -> None:
         """Set something on the GPU, once the journal has it; ``None`` gives a clock back.
-        `DeviceError`: the driver refuses. `DataError`: the journal cannot be written; nothing was
-        set.
+
+        Raises:
+            DeviceError: The driver refuses.
+            DataError: The journal cannot be written; nothing was set.
         """
         if setting not in self._journal.changed:
             if value is None:
@@ -344,8 +354,10 @@ def guarded(uuid: Callable[[], str]) -> Iterator[Callable[[Domain, Value], None]
     """Yield what sets a GPU from this process, armed as it is first called; undo after the block.
 
     A watchdog undoes where this process is killed. A process that was forked off inside the block
-    leaves the undo to its parent. `uuid`: reads which GPU it is; nothing does before something is
-    set.
+    leaves the undo to its parent.
+
+    Args:
+        uuid: Reads which GPU it is; nothing does before something is set.
     """
     guard = _ProcessGuard(uuid)
     try:

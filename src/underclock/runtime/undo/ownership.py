@@ -146,7 +146,9 @@ class OwnedError(UsageError):
 
 def runtime_folder() -> Path:
     """Return the folder of locks, journals and pages, made where it is not there.
-    `NotPermittedError`: another user may write there, or this one may not.
+
+    Raises:
+        NotPermittedError: Another user may write there, or this one may not.
     """
     named = os.environ.get(RUNTIME_DIR)
     if named:
@@ -190,7 +192,9 @@ def _checked(folder: Path, *, mode: int = 0o700) -> Path:
 
 def open_trusted(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """Open a file that root or this user wrote, without waiting and without following a link.
-    `OSError`: it cannot be opened, or not be trusted.
+
+    Raises:
+        OSError: It cannot be opened, or not be trusted.
     """
     descriptor = os.open(path, flags | CAREFULLY, mode)
     found = os.fstat(descriptor)
@@ -209,7 +213,11 @@ def open_trusted(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int
 
 
 def read_trusted(path: Path) -> bytes:
-    """Read such a file. `OSError`: as `open_trusted`."""
+    """Read such a file.
+
+    Raises:
+        OSError: As `open_trusted`.
+    """
     with os.fdopen(open_trusted(path), "rb") as file:
         return file.read(MOST_BYTES + 1)
 
@@ -260,7 +268,11 @@ class Ownership:
         return cls(uuid, descriptor, *above)
 
     def name(self, controller: int, watchdog: int | None = None) -> None:
-        """Say who has it. `DataError`: the disk is full."""
+        """Say who has it.
+
+        Raises:
+            DataError: The disk is full.
+        """
         who = {"conductor": Process.of(controller), "watcher": watchdog and Process.of(watchdog)}
         text = json.dumps(who).encode()
         try:

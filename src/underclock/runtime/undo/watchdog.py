@@ -34,8 +34,10 @@ class ControllerGone(Exception):  # noqa: N818 - nothing went wrong
 
 
 class Watchdog:
-    """Waits for the end of the controller at the other end of a connection. `ControllerGone`: the
-    controller has ended already.
+    """Waits for the end of the controller at the other end of a connection.
+
+    Raises:
+        ControllerGone: The controller has ended already.
     """
 
     def __init__(self, connection: socket.socket, folder: Path) -> None:

@@ -38,9 +38,12 @@ class WatchdogLostError(DeviceError):
 
 
 class WatchdogProcess:
-    """A watchdog, and another one where it ends. `folder`: where runs keep their files. `beats`:
-    whether `poll` is called often, so that a controller that hangs or is stopped is ended; else
-    only its end counts.
+    """A watchdog, and another one where it ends.
+
+    Args:
+        folder: Where runs keep their files.
+        beats: Whether `poll` is called often, so that a controller that hangs or is stopped is
+            ended; else only its end counts.
     """
 
     def __init__(self, folder: Path, *, beats: bool = True) -> None:
@@ -89,8 +92,10 @@ class WatchdogProcess:
         return self._beat_s + BEAT_S
 
     def share(self, lock: Ownership) -> None:
-        """Give it the lock of one more GPU, and wait until it watches. `WatchdogLostError`: it does
-        not.
+        """Give it the lock of one more GPU, and wait until it watches.
+
+        Raises:
+            WatchdogLostError: It does not.
         """
         self._locks.append(lock)
         if self._unanswered is not None:
@@ -98,7 +103,11 @@ class WatchdogProcess:
         self.ready()
 
     def ready(self) -> None:
-        """Wait until it watches. `WatchdogLostError`: it does not."""
+        """Wait until it watches.
+
+        Raises:
+            WatchdogLostError: It does not.
+        """
         self.poll(time.monotonic())
         while not self.watches:
             select.select([self._connection], [], [], POLL_S)
@@ -111,7 +120,9 @@ class WatchdogProcess:
 
     def poll(self, now_s: float) -> None:
         """Take its answers, send it a beat where one is due, and replace it where it has ended.
-        `WatchdogLostError`: it cannot start, or one after the other ends.
+
+        Raises:
+            WatchdogLostError: It cannot start, or one after the other ends.
         """
         if not self._listen():
             self._replace()
