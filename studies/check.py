@@ -33,7 +33,7 @@ from underclock.core.statistics.student import student_quantile
 from underclock.core.step.cost_table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, Record, SampleSet, Step, Window
-from underclock.records.measured import renumbered
+from underclock.records.samples import renumbered
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
 

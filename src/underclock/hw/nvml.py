@@ -27,7 +27,7 @@ from underclock.hw.nvml_calls import (
 )
 from underclock.records import AUTO, GREATEST_MHZ, LEAST_MHZ, Clocks, GpuInfo, ThrottleReason
 from underclock.records.common import can_be_celsius, can_draw
-from underclock.records.measured import gpu_name
+from underclock.records.samples import gpu_name
 from underclock.units import Domain
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -42,16 +42,6 @@ from underclock.records.common import (
     check_positive,
     check_schema,
 )
-from underclock.records.measured import (
-    ALONE,
-    GpuInfo,
-    MeasurementSettings,
-    Mix,
-    Provenance,
-    SampleSet,
-    ThrottleReason,
-    Window,
-)
 from underclock.records.outcomes import (
     MOST_REPEATS,
     TOLERANCE,
@@ -61,6 +51,16 @@ from underclock.records.outcomes import (
     Verdict,
 )
 from underclock.records.planned import Plan
+from underclock.records.samples import (
+    ALONE,
+    GpuInfo,
+    MeasurementSettings,
+    Mix,
+    Provenance,
+    SampleSet,
+    ThrottleReason,
+    Window,
+)
 from underclock.records.work import (
     ASSUMED,
     SERVING,

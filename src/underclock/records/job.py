@@ -28,7 +28,7 @@ from underclock.records.common import (
     Record,
     ShownRecord,
 )
-from underclock.records.measured import GpuInfo
+from underclock.records.samples import GpuInfo
 
 
 class InstructionKind(StrEnum):

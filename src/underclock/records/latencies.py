@@ -12,7 +12,7 @@ import msgspec
 
 from underclock.errors import DataError
 from underclock.records.common import SCHEMAS, Clocks, Evidence, Mhz, Number, Record
-from underclock.records.measured import GpuInfo, Provenance
+from underclock.records.samples import GpuInfo, Provenance
 from underclock.units import Domain
 
 _P95 = 1.645  # standard deviations of a normal one

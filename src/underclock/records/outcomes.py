@@ -20,7 +20,7 @@ from underclock.records.common import (
     check_agrees,
     check_interval,
 )
-from underclock.records.measured import GpuInfo
+from underclock.records.samples import GpuInfo
 from underclock.units import format_percent
 
 

@@ -33,7 +33,7 @@ from underclock.records.common import (
     check_agrees,
     installed,
 )
-from underclock.records.measured import GpuInfo, Provenance
+from underclock.records.samples import GpuInfo, Provenance
 from underclock.records.work import Step
 
 

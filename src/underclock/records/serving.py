@@ -23,7 +23,7 @@ from underclock.records.common import (
     ShownRecord,
     check_interval,
 )
-from underclock.records.measured import GpuInfo
+from underclock.records.samples import GpuInfo
 from underclock.records.work import SERVING, Pass
 from underclock.units import member
 

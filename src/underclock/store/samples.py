@@ -23,7 +23,7 @@ import msgspec
 from underclock.errors import DataError, UsageError
 from underclock.records import SCHEMAS, SampleSet, Window, check_schema
 from underclock.records.common import can_draw
-from underclock.records.measured import renumbered
+from underclock.records.samples import renumbered
 from underclock.store.database import (
     MERGED_ID,
     SQLITE_MAGIC,

@@ -32,7 +32,7 @@ from underclock.records import (
 )
 from underclock.records.common import GREATEST_MHZ, GREATEST_W, LEAST_MHZ, LEAST_W, can_draw
 from underclock.records.job import InstructionKind, Profile, ProfileRow
-from underclock.records.measured import renumbered
+from underclock.records.samples import renumbered
 from underclock.store.table_rows import (
     EITHER,
     GREATEST,

@@ -42,7 +42,7 @@ from underclock.core.tracing.streams import is_copied_beside, main_stream, strea
 from underclock.errors import DataError
 from underclock.records import Pass
 from underclock.records.job import InstructionKind
-from underclock.records.measured import gpu_name
+from underclock.records.samples import gpu_name
 from underclock.records.work import MODULE_MARK, NodeKind, TracedActivity
 
 OWN = "underclock"
