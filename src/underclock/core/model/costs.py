@@ -174,7 +174,7 @@ class Costs:
             fractions: time, energy.
         boards: What the step takes in draws, each held by the cap, where auto is expected too.
         of_setting: Deviation of log energy that all kernels at one locked setting have in common,
-            besides.
+            besides; 0 at the baseline. Shape (S,), or one number for none.
     """
 
     table: CostTable
@@ -183,7 +183,7 @@ class Costs:
     auto_spread: tuple[float, float] | None = None
     step_error: tuple[float, float] = (0.0, 0.0)
     boards: DrawnCosts | None = None
-    of_setting: float = 0.0
+    of_setting: Floats | float = 0.0
 
     def variance(self, of_time: float, of_energy: float) -> Floats:
         """Return the variance of a weighed sum of each entry's logarithms. Shape (K, S)."""
@@ -309,7 +309,7 @@ class Costs:
         at = np.nonzero(chosen)
         change = math.fsum(chosen[at] * costs[at]) / total - 1.0
         variance = self._squares(self._moved(q, chosen)[0])
-        if q and self.of_setting:
+        if q:
             own_j = np.where(chosen > 0.0, costs - self.table.fixed_j[:, None], 0.0)
             variance += self._of_settings(chosen * own_j / total)
         if self.auto_spread is not None:
@@ -320,8 +320,8 @@ class Costs:
 
     def _of_settings(self, shares: Floats) -> float:
         """Return the variance of energy that settings make by themselves. Shares are (K, S)."""
-        each = np.delete(shares.sum(axis=0), self.table.baseline)
-        return self.of_setting**2 * float(each @ each)
+        each = self.of_setting * shares.sum(axis=0)
+        return float(each @ each)
 
     def _kept(self, q: int, chosen: Floats) -> float:
         """Return which part of auto a choice keeps: what stays at auto, and what none changes."""

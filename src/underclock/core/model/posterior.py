@@ -51,7 +51,8 @@ class Posterior:
         gpu: What the shared parameters are more than was fitted. Shape (S,).
         gpu_moves: Columns of their errors, which all kernels share. Shape (S, H).
         of_setting: Standard deviation of log power that all kernels at a setting have in common,
-            besides: in no column, as there would be as many of these as settings.
+            besides: in no column, as there would be as many of these as settings. Shape (C,), or
+            one number for none.
     """
 
     settings: tuple[Clocks, ...]
@@ -63,7 +64,7 @@ class Posterior:
     parameter_moves: Floats
     gpu: Floats
     gpu_moves: Floats
-    of_setting: float = 0.0
+    of_setting: Floats | float = 0.0
 
     @property
     def log_s(self) -> Floats:

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import msgspec
 import numpy as np
@@ -314,16 +314,17 @@ def _weighed_repeats(sample_set: SampleSet, repeated: Ints) -> list[Weighed]:
     return [weighed(runs) for runs in runs_of(samples, names, settings).quantities]
 
 
-def power_wander(sample_set: SampleSet) -> float:
-    """Return by how much the power of kernels measured one after the other is off together.
+def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats:
+    """Return by how much the power of all kernels at each setting is off together. Shape (C,).
 
     The power of a board wanders within minutes, and a visit to a setting measures many kernels: so
-    repeats of theirs in another visit are off alike, as a standard deviation of log power.
+    repeats of theirs in another visit are off alike, as a standard deviation of log power. What was
+    visited several times is off by the mean of these visits.
     """
     asked = [(sample.kernel, sample.asked) for sample in sample_set.samples]
     log_w = np.log([sample.energy_j / sample.time_s for sample in sample_set.samples])
     if all(clocks.is_auto for _, clocks in asked):  # what is steered has the errors of co-load
-        return 0.0
+        return np.zeros(len(settings))
     row = np.unique([f"{kernel} {clocks}" for kernel, clocks in asked], return_inverse=True)[1]
     runs = np.bincount(row)[row]
     off = log_w - (np.bincount(row, log_w) / np.bincount(row))[row]
@@ -335,7 +336,8 @@ def power_wander(sample_set: SampleSet) -> float:
     several = many > 1
     alike = (sums**2 - squares)[several] / (many * (many - 1.0))[several]
     variance = (float(alike.sum()) + _AS_VISITS * _WANDER**2) / (len(alike) + _AS_VISITS)
-    return math.sqrt(max(variance, 0.0))
+    visits = Counter(clocks for clocks, _ in groupby(clocks for _, clocks in asked))
+    return np.sqrt(max(variance, 0.0) / np.array([max(1, visits[each]) for each in settings]))
 
 
 def odd_rows(sample_set: SampleSet) -> tuple[str, ...]:

@@ -184,7 +184,10 @@ def test_repeats_that_are_off_alike_in_a_visit_show_how_power_wanders(*, in_comm
                 made_sample(name, mhz, repeat=repeat, energy_j=100.0 * math.exp(each))
                 for name, each in zip("abcdef", np.broadcast_to(off, 6).tolist(), strict=True)
             ]
-    found = power_wander(made_set(samples))
+    settings = (Clocks(core_mhz=1500, mem_mhz=samples[0].asked.mem_mhz), samples[0].asked)
+    once, visited = power_wander(made_set(samples), settings)
 
-    assert found == pytest.approx(0.02, rel=0.4) if in_common else found < 0.008
-    assert power_wander(made_set(made_grid("a"))) == pytest.approx(0.005)  # nothing repeated
+    assert once == pytest.approx(0.02, rel=0.4) if in_common else once < 0.008
+    assert visited == pytest.approx(once / math.sqrt(8.0))  # eight visits, each of its own
+    (only,) = power_wander(made_set(made_grid("a")), settings[:1])
+    assert only == pytest.approx(0.005)  # nothing repeated
