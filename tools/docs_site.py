@@ -41,7 +41,7 @@ _ROOMS = {  # where a public name lives, from the most specific on; and what suc
 _RECORDS = [
     "common",
     "work",
-    "measured",
+    "samples",
     "choices",
     "planned",
     "outcomes",
