@@ -174,7 +174,7 @@ class Costs:
             fractions: time, energy.
         boards: What the step takes in draws, each held by the cap, where auto is expected too.
         of_setting: Deviation of log energy that all kernels at one locked setting have in common,
-            besides; 0 at the baseline. Shape (S,), or one number for none.
+            besides; 0 at the baseline. Shape (S,); ``None`` where none was seen to wander.
     """
 
     table: CostTable
@@ -183,7 +183,7 @@ class Costs:
     auto_spread: tuple[float, float] | None = None
     step_error: tuple[float, float] = (0.0, 0.0)
     boards: DrawnCosts | None = None
-    of_setting: Floats | float = 0.0
+    of_setting: Floats | None = None
 
     def variance(self, of_time: float, of_energy: float) -> Floats:
         """Return the variance of a weighed sum of each entry's logarithms. Shape (K, S)."""
@@ -250,7 +250,9 @@ class Costs:
         for q, costs in enumerate((each.time_s, each.energy_j)):
             of = share_of_sum(chosen, costs) - share_of_sum(auto, costs)
             variance = self._squares(self._sums(q, of))
-            spreads.append(math.sqrt(variance + q * self._of_settings(of)))
+            if q and self.of_setting is not None:
+                variance += _settings_variance(self.of_setting, of)
+            spreads.append(math.sqrt(variance))
         return spreads[0], spreads[1]
 
     def time_variance(self, setting: Ints) -> TimeVariance | None:
@@ -309,19 +311,14 @@ class Costs:
         at = np.nonzero(chosen)
         change = math.fsum(chosen[at] * costs[at]) / total - 1.0
         variance = self._squares(self._moved(q, chosen)[0])
-        if q:
+        if q and self.of_setting is not None:
             own_j = np.where(chosen > 0.0, costs - self.table.fixed_j[:, None], 0.0)
-            variance += self._of_settings(chosen * own_j / total)
+            variance += _settings_variance(self.of_setting, chosen * own_j / total)
         if self.auto_spread is not None:
             # What a choice keeps of auto is that part of it, however long the step takes.
             locked = change + 1.0 - self._kept(q, chosen)
             variance += (locked * self.auto_spread[q]) ** 2
         return change, math.sqrt(variance)
-
-    def _of_settings(self, shares: Floats) -> float:
-        """Return the variance of energy that settings make by themselves. Shares are (K, S)."""
-        each = self.of_setting * shares.sum(axis=0)
-        return float(each @ each)
 
     def _kept(self, q: int, chosen: Floats) -> float:
         """Return which part of auto a choice keeps: what stays at auto, and what none changes."""
@@ -358,3 +355,9 @@ class Costs:
         """Return the variance of a sum over kernels that moves so. Shape (K, E)."""
         shared = moved[:, : self.shared].sum(axis=0)
         return float(shared @ shared + (moved[:, self.shared :] ** 2).sum())
+
+
+def _settings_variance(of_setting: Floats, shares: Floats) -> float:
+    """Return the variance of energy that settings make by themselves. Shares are (K, S)."""
+    each = of_setting * shares.sum(axis=0)
+    return float(each @ each)

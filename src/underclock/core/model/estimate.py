@@ -197,7 +197,7 @@ def estimate(
         shared=posterior.shared,
         auto_spread=auto_spread,
         step_error=_step_error(table, auto_spread),
-        of_setting=_of_settings(posterior, table),
+        of_setting=None if posterior.of_setting is None else np.append(posterior.of_setting, 0.0),
     )
     offered = offered_settings(sample_set, auto)
     to_visit = np.array([clocks in offered for clocks in settings], dtype=bool)
@@ -478,20 +478,6 @@ def _with_auto(posterior: Posterior) -> Floats:
     drawn = opposite(np.random.default_rng(4), draws, *errors.shape)
     auto[..., posterior.shared :] = errors[..., None] * drawn
     return np.concatenate([moves, auto[:, :, None]], axis=2)
-
-
-def _of_settings(posterior: Posterior, table: CostTable) -> Floats:
-    """Return what all kernels at each of a table's settings have in common; auto has none. (S,)."""
-    known = dict(
-        zip(
-            posterior.settings,
-            np.broadcast_to(posterior.of_setting, len(posterior.settings)).tolist(),
-            strict=True,
-        )
-    )
-    of = np.array([known.get(clocks, 0.0) for clocks in table.settings])
-    of[table.baseline] = 0.0
-    return of
 
 
 def _auto_spread(posterior: Posterior, sample_set: SampleSet) -> tuple[float, float]:

@@ -51,8 +51,8 @@ class Posterior:
         gpu: What the shared parameters are more than was fitted. Shape (S,).
         gpu_moves: Columns of their errors, which all kernels share. Shape (S, H).
         of_setting: Standard deviation of log power that all kernels at a setting have in common,
-            besides: in no column, as there would be as many of these as settings. Shape (C,), or
-            one number for none.
+            besides: in no column, as there would be as many of these as settings. Shape (C,);
+            ``None`` where none was seen to wander.
     """
 
     settings: tuple[Clocks, ...]
@@ -64,7 +64,7 @@ class Posterior:
     parameter_moves: Floats
     gpu: Floats
     gpu_moves: Floats
-    of_setting: Floats | float = 0.0
+    of_setting: Floats | None = None
 
     @property
     def log_s(self) -> Floats:
@@ -119,8 +119,9 @@ class Posterior:
         normal, pairs = np.concatenate([half, -half]), np.concatenate([first, first + draws // 2])
         off = self.moves[..., : self.shared] @ normal.T + math.sqrt(draws) * own[..., pairs]
         off = np.ascontiguousarray(np.moveaxis(off, -1, 0))
-        of_setting = self.of_setting * random.standard_normal((len(first), off.shape[-1]))
-        off[:, 1] += np.concatenate([of_setting, -of_setting])[:, None]
+        if self.of_setting is not None:
+            of_setting = self.of_setting * random.standard_normal((len(first), off.shape[-1]))
+            off[:, 1] += np.concatenate([of_setting, -of_setting])[:, None]
         return off
 
 

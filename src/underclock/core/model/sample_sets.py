@@ -314,17 +314,18 @@ def _weighed_repeats(sample_set: SampleSet, repeated: Ints) -> list[Weighed]:
     return [weighed(runs) for runs in runs_of(samples, names, settings).quantities]
 
 
-def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats:
+def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats | None:
     """Return by how much the power of all kernels at each setting is off together. Shape (C,).
 
     The power of a board wanders within minutes, and a visit to a setting measures many kernels: so
     repeats of theirs in another visit are off alike, as a standard deviation of log power. What was
-    visited several times is off by the mean of these visits.
+    visited several times is off by the mean of these visits. ``None`` where clocks were steered:
+    such rows have the errors of their co-load.
     """
     asked = [(sample.kernel, sample.asked) for sample in sample_set.samples]
+    if all(clocks.is_auto for _, clocks in asked):
+        return None
     log_w = np.log([sample.energy_j / sample.time_s for sample in sample_set.samples])
-    if all(clocks.is_auto for _, clocks in asked):  # what is steered has the errors of co-load
-        return np.zeros(len(settings))
     row = np.unique([f"{kernel} {clocks}" for kernel, clocks in asked], return_inverse=True)[1]
     runs = np.bincount(row)[row]
     off = log_w - (np.bincount(row, log_w) / np.bincount(row))[row]
