@@ -50,7 +50,7 @@ GONE_OPTIONS: Final[dict[str, str]] = {
     "kernel keep the budget",
     "underclock run --arms": "`--compare auto,plan` lets ways of choosing clocks take turns",
     "underclock run --node-power": "ranks keep the power limits they have; nvidia-smi -pl sets any",
-    "underclock transfer --own": "those samples go beside the plan that -o names",
+    "underclock transfer --own": "those samples go next to the plan that -o names",
     "underclock validate --tolerance": "`underclock.validate(..., tolerance=0.001)` in Python",
 }
 """By the command that had the option, as it was typed, and the option."""

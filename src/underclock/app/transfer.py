@@ -41,7 +41,7 @@ from underclock.errors import UsageError
     "--confirm",
     type=int,
     metavar="N",
-    help="Measure the N kernels that the promise hangs on most, into a file beside the new plan; "
+    help="Measure the N kernels that the promise hangs on most, into a file next to the new plan; "
     "with --gpu.",
 )
 @click.option("--gpu", metavar="GPU", help="Where to: sim:rtx3080ti or nvml:0.")

@@ -76,14 +76,6 @@ def text_px(words: str) -> float:
     return _CHARACTER_PX * len(words)
 
 
-def shortened(words: str, most: int) -> str:
-    """Cut long text in the middle, for kernel names differ at both ends."""
-    if len(words) <= most:
-        return words
-    head = (most - 1) // 2
-    return f"{words[:head]}\N{HORIZONTAL ELLIPSIS}{words[len(words) - (most - 1 - head) :]}"
-
-
 def px(value: float) -> str:
     """Write a place to a hundredth of a pixel."""
     return f"{round(value, 2) + 0.0:g}"

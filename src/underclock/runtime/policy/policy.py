@@ -364,8 +364,8 @@ class LearningPolicy(Policy):
         """Hold one clock, or let clocks of pieces follow each other."""
         self._machine.position.always_closely = not self._job.is_over
         self.changed = None if self._job.knows_changes else self._job.changed
-        # One of several may wait in a collective, which is not to be disturbed.
-        # And a clock that comes back late costs more time than idling at a low one is worth.
+        # One of several may wait in a collective, which is not to be disturbed; and a clock that
+        # comes back late costs more time than idling at a low one is worth.
         soon = sum(self._job.change_s) <= _BACK_WITHIN_S
         self._machine.waits_low = len(self._job.holds) == 1 and soon
         clocks = [Clocks(core_mhz=mhz) for mhz in core_mhz]
