@@ -180,7 +180,8 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> CostT
 def at_scale_of_auto(table: CostTable, closure: Closure) -> CostTable:
     """Return costs at locked clocks as they are where the model has auto as it was measured.
 
-    The limit is scaled as power is, so that the loop settles at the same clocks.
+    The limit is scaled as power is, and the loop's window as time is, so that the loop settles at
+    the same clocks.
 
     Args:
         closure: What the model says of the step at auto, over what was measured.
@@ -190,12 +191,13 @@ def at_scale_of_auto(table: CostTable, closure: Closure) -> CostTable:
     time_s = np.where(locked, table.time_s / closure.time, table.time_s)
     energy_j = np.where(locked, table.energy_j / closure.energy, table.energy_j)
     limit_w = cap.limit_w * closure.time / closure.energy
+    fading = dataclasses.replace(cap.fading, each_s=cap.fading.each_s / closure.time)
     return dataclasses.replace(
         table,
         time_s=time_s,
         energy_j=energy_j,
         beside_j=None if table.beside_j is None else table.beside_j / closure.energy,
-        power_cap=dataclasses.replace(cap, limit_w=limit_w),
+        power_cap=dataclasses.replace(cap, limit_w=limit_w, fading=fading),
     )
 
 

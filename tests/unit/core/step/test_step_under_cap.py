@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
@@ -187,6 +187,7 @@ def test_auto_settles_where_the_mean_power_is_the_limit(seed: int, share: float)
 
 @pytest.mark.untraced
 @given(seeds, shares, st.floats(0.9, 1.1))
+@example(seed=4317, share=0.125, off=0.90625)
 def test_auto_is_the_step_as_measured_whatever_kernels_say(
     seed: int, share: float, off: float
 ) -> None:
@@ -206,7 +207,7 @@ def test_auto_is_the_step_as_measured_whatever_kernels_say(
     assert table.time_s[:, :-1] == pytest.approx(at_locks_s)
     highest = np.full(len(step.order), everywhere(table, _BOOST_MHZ))
     cost = step_cost(table, highest)
-    assert (cost.time_change, cost.energy_change) == pytest.approx((0.0, 0.0), abs=1e-4)
+    assert (cost.time_change, cost.energy_change) == pytest.approx((0.0, 0.0), abs=1e-6)
 
 
 @pytest.mark.untraced
