@@ -120,9 +120,12 @@ def improvement(costs: Costs, looks: Looks, price_w: float, planned: Ints) -> Fl
     cost = np.where(finite, energy_j + price_w * time_s, np.inf)
     best = cost.argmin(axis=1)
     # How each entry moves, and how its difference to the best of its kernel does.
-    moved = price_w * time_s[..., None] * costs.moves[0] + energy_j[..., None] * costs.moves[1]
-    apart = np.square(moved - moved[kernels, best][:, None]).sum(axis=-1)
-    alone = np.square(moved).sum(axis=-1)
+    apart, alone = np.empty(cost.shape), np.empty(cost.shape)
+    for k, at in enumerate(best.tolist()):
+        time, energy = costs.moves[:, k]
+        moved = price_w * time_s[k, :, None] * time + energy_j[k, :, None] * energy
+        alone[k] = np.square(moved).sum(axis=-1)
+        apart[k] = np.square(moved - moved[at]).sum(axis=-1)
     noise = np.hypot(price_w * time_s * looks.noise[0][:, None], energy_j * looks.noise[1][:, None])
     settled = noise**2 / np.maximum(looks.count, 1e-9)
     behind = np.where(finite, cost - cost[kernels, best][:, None], np.inf)
@@ -135,8 +138,8 @@ def improvement(costs: Costs, looks: Looks, price_w: float, planned: Ints) -> Fl
     unsure = alone[kernels, best] > alone[kernels, rival]
     gain[kernels, best] = np.where(unsure, gain[kernels, rival], 0.0)
     # The promise: of what each kernel adds to its variance, what one more look takes away.
-    own = energy_j[..., None] * costs.moves[1][..., costs.shared :]
-    known = np.square(own).sum(axis=-1)[kernels, planned]
+    own = energy_j[kernels, planned, None] * costs.moves[1, kernels, planned, costs.shared :]
+    known = np.square(own).sum(axis=-1)
     known = np.where(planned == table.baseline, 0.0, known)
     noise2 = (energy_j * looks.noise[1][:, None])[kernels, planned] ** 2
     open_ = np.minimum(known, noise2 / np.maximum(looks.count[kernels, planned], 1e-9))

@@ -187,7 +187,8 @@ def _with_error(posterior: Posterior, deviation: Floats, *, seed: int) -> Poster
     draws = posterior.moves.shape[-1] - posterior.shared
     drawn = opposite(np.random.default_rng(seed), draws, deviation.shape[1])
     moves = posterior.moves.copy()
-    moves[..., posterior.shared :] += deviation[..., None] * drawn[:, None]
+    for q, k in np.argwhere(deviation.any(axis=-1)).tolist():
+        moves[q, k, :, posterior.shared :] += np.outer(deviation[q, k], drawn[k])
     return dataclasses.replace(posterior, moves=moves)
 
 

@@ -336,8 +336,10 @@ class Costs:
         fixed = table.fixed_j[:, None] if q else 0.0
         own = np.where(chosen > 0.0, costs - fixed, 0.0) / math.fsum(auto)
         moved = self._sums(q, chosen * own)
-        factor = math.fsum((chosen * np.where(chosen > 0.0, costs, 0.0)).ravel()) / math.fsum(auto)
-        if self.auto_spread is not None:
+        if self.auto_spread is None:
+            at = np.nonzero(chosen)
+            factor = math.fsum(chosen[at] * costs[at]) / math.fsum(auto)
+        else:
             # The parts add up to the whole step: an error of one is an opposite one of the rest.
             factor = self._kept(q, chosen)
         share = (auto - (table.fixed_j if q else 0.0)) / math.fsum(auto)

@@ -263,9 +263,9 @@ def _of_kernels_alone(
     seen = np.zeros(targets.log.shape[1:], dtype=bool)
     seen[kernel, setting] = True
     offered = measurable(sample_set, fit.rows, settings)
-    posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
-    factors = (of * left_out.factor(q) for q, of in enumerate(_TOGETHER))
-    posterior = posterior.widened(*factors)
+    shared = given.shared, given.shared_cov
+    wider = _TOGETHER[0] * left_out.factor(0), _TOGETHER[1] * left_out.factor(1)
+    posterior = posterior_of(linear, shared, settings, wider)
     if not sample_set.is_exact:
         slack = max(_SLACK, sizes.row[0])
         counted = linear.observed.counted(targets)
@@ -364,8 +364,8 @@ def at_locked_clocks(
     # A window that is far off all the rest is no slip: a peak of power holds a kernel at one clock.
     given = linear.telling()[0]
     left_out = LeftOut.of(given)
-    posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
-    posterior = posterior.widened(left_out.factor(0), left_out.factor(1))
+    wider = left_out.factor(0), left_out.factor(1)
+    posterior = posterior_of(linear, (given.shared, given.shared_cov), settings, wider)
     log = np.stack([bounded(posterior.log_s, *clocks), posterior.log_w])
     return dataclasses.replace(posterior, log=log), sizes
 
@@ -470,14 +470,15 @@ def _with_auto(posterior: Posterior) -> Floats:
 
     At auto each kernel has the error of one look.
     """
-    moves = np.stack([posterior.moves[0], posterior.moves.sum(axis=0)])
     time2, power2 = posterior.noise**2
     errors = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
-    draws = moves.shape[-1] - posterior.shared
-    auto = np.zeros((*errors.shape, moves.shape[-1]))
-    drawn = opposite(np.random.default_rng(4), draws, *errors.shape)
-    auto[..., posterior.shared :] = errors[..., None] * drawn
-    return np.concatenate([moves, auto[:, :, None]], axis=2)
+    kernels, settings, columns = posterior.moves.shape[1:]
+    moves = np.zeros((2, kernels, settings + 1, columns))
+    moves[0, :, :-1] = posterior.moves[0]
+    np.add(*posterior.moves, out=moves[1, :, :-1])
+    drawn = opposite(np.random.default_rng(4), columns - posterior.shared, *errors.shape)
+    moves[:, :, -1, posterior.shared :] = errors[..., None] * drawn
+    return moves
 
 
 def _auto_spread(posterior: Posterior, sample_set: SampleSet) -> tuple[float, float]:

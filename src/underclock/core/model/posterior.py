@@ -88,12 +88,6 @@ class Posterior:
         variance: Floats = np.einsum("kce,kce->kc", moved, moved)
         return variance
 
-    def widened(self, time: float, energy: float) -> "Posterior":
-        """Return the same, standard deviations of time and energy greater by factors."""
-        of_time = time * self.moves[0]
-        of_power = energy * self.moves.sum(axis=0) - of_time
-        return dataclasses.replace(self, moves=np.stack([of_time, of_power]))
-
     def of_first(self, kernels: int) -> "Posterior":
         """Return what is said of the first kernels only."""
         return dataclasses.replace(
@@ -126,13 +120,17 @@ class Posterior:
 
 
 def posterior_of(
-    model: Model, shared: tuple[Floats, Floats], settings: tuple[Clocks, ...]
+    model: Model,
+    shared: tuple[Floats, Floats],
+    settings: tuple[Clocks, ...],
+    wider: tuple[float, float] = (1.0, 1.0),
 ) -> Posterior:
     """Say what every entry is; where a row is, its own part too, as far as its runs tell it.
 
     Args:
         shared: What all kernels share: mean and covariance. Shapes (H',) and (H', H').
         settings: Those that the model's targets are. Length C.
+        wider: Factors by which standard deviations of time and of energy are greater.
     """
     (mean, cov), prior, sizes, targets = shared, model.prior, model.sizes, model.targets
     observed = model.observed
@@ -146,7 +144,7 @@ def posterior_of(
     count, size = len(settings), prior.spread.shape[1]
     draws = int(np.clip(_CELLS // max(1, targets.log.size), _FEWEST, _MOST)) // 2 * 2
     expected = np.empty((2 * count + size, kernels))
-    moves = np.empty((2 * count + size, kernels, directions.shape[1] + draws))
+    moves = np.empty((kernels, 2 * count + size, directions.shape[1] + draws))
     random = np.random.default_rng(count)
     for first in range(0, kernels, _BATCH):
         some = np.arange(first, min(first + _BATCH, kernels))
@@ -155,16 +153,18 @@ def posterior_of(
         given = given.about(mean, cov)
         for k in some.tolist():
             kernel = _Kernel(model, features.settings, k)
-            expected[:, k], moves[:, k] = kernel.after(given, k - first, directions, draws, random)
-    of_entries = slice(2 * count)
+            expected[:, k], moves[k] = kernel.after(given, k - first, directions, draws, random)
+            time, power = moves[k, :count], moves[k, count : 2 * count]
+            power[:] = wider[1] * (time + power) - wider[0] * time
+            time *= wider[0]
     return Posterior(
         settings=settings,
-        log=targets.log + expected[of_entries].reshape(2, count, kernels).swapaxes(1, 2),
-        moves=moves[of_entries].reshape(2, count, *moves.shape[1:]).swapaxes(1, 2),
+        log=targets.log + expected[: 2 * count].reshape(2, count, kernels).swapaxes(1, 2),
+        moves=moves[:, : 2 * count].reshape(kernels, 2, count, -1).swapaxes(0, 1),
         shared=directions.shape[1],
         noise=observed.noise(np.array(sizes.run)),
         parameters=expected[2 * count :].T,
-        parameter_moves=moves[2 * count :].swapaxes(0, 1),
+        parameter_moves=moves[:, 2 * count :],
         gpu=prior.shared + prior.shared_root @ mean[: len(prior.shared)],
         gpu_moves=prior.shared_root @ directions[: len(prior.shared)],
     )
@@ -246,40 +246,39 @@ class _Kernel:
         known = np.tensordot(odds, np.array(gains), 1)
         expected = self._expected + self._shared @ given.shared + odds @ each
         common = (self._shared - known @ by_shared) @ directions
-        which = np.tile(random.choice(len(likely), size=draws // 2, p=odds), 2)
-        own, own_rows = self._before(SCALES[likely[which]], given, k, draws, random)
+        which = random.choice(len(likely), size=draws // 2, p=odds)
+        own, own_rows = self._before(SCALES[likely[which]], given, k, random)
         noise = np.sqrt(given.noise[k][likely[which]][:, real])
-        noise *= _opposite(random, draws, len(real))
-        away = own_rows[:, real] + noise
+        away = own_rows[:, real] + noise * random.standard_normal(noise.shape)
         for i, gain in enumerate(gains):
             of = which == i
-            own[of] += each[i] - odds @ each - away[of] @ gain.T
-        return expected, np.concatenate([common, own.T / math.sqrt(draws)], axis=1)
+            own[of] -= away[of] @ gain.T
+        # Draws come in pairs of opposites, about what their scale expects.
+        about = (each - odds @ each)[which]
+        columns = np.concatenate([about + own, about - own]) / math.sqrt(draws)
+        return expected, np.concatenate([common, columns.T], axis=1)
 
     def _before(
-        self, scales: Floats, given: Conditioned, k: int, draws: int, random: np.random.Generator
+        self, scales: Floats, given: Conditioned, k: int, random: np.random.Generator
     ) -> tuple[Floats, Floats]:
         """Draw what is the kernel's own before rows: of entries, (D, 2 C + P), of rows, (D, q)."""
-        parameters = _opposite(random, draws, self._by_kernel.shape[1])
+        draws, here, there = len(scales), self._features, given.features[k]
+        parameters = random.standard_normal((draws, self._by_kernel.shape[1]))
         entries, rows = [], []
         for q in (0, 1):
-            weights = self._sizes.smooth[q] * _opposite(random, draws, self._features.shape[1])
-            places = np.sqrt(self._own[q]) * _opposite(random, draws, len(self._own[q]))
-            apart = np.sqrt(self._rows_own[q]) * _opposite(random, draws, len(self._rows_own[q]))
+            weights = self._sizes.smooth[q] * random.standard_normal((draws, here.shape[1]))
+            places = np.sqrt(self._own[q]) * random.standard_normal((draws, len(here)))
+            apart = np.sqrt(self._rows_own[q]) * random.standard_normal((draws, len(there)))
             of_rows = np.where(self._at.any(axis=1), places @ self._at.T, apart)
-            entries.append(scales[:, None] * (weights @ self._features.T + places))
-            rows.append(scales[:, None] * (weights @ given.features[k].T + of_rows))
-        for of in (entries, rows):
-            of[1] = of[1] - COUPLED * of[0]
+            entries.append(scales[:, None] * (weights @ here.T + places))
+            rows.append(scales[:, None] * (weights @ there.T + of_rows))
         own = parameters @ self._by_kernel.T
-        own[:, : 2 * entries[0].shape[1]] += np.concatenate(entries, axis=1)
-        return own, np.concatenate(rows, axis=1) + parameters @ given.loadings.kernel[k].T
-
-
-def _opposite(random: np.random.Generator, draws: int, count: int) -> Floats:
-    """Draw normal numbers in pairs of opposites, which leave means as they are. Shape (D, n)."""
-    half = random.standard_normal((draws // 2, count))
-    return np.concatenate([half, -half])
+        own_rows = parameters @ given.loadings.kernel[k].T
+        for all_of, (time, power) in ((own, entries), (own_rows, rows)):
+            count = time.shape[1]
+            all_of[:, :count] += time
+            all_of[:, count : 2 * count] += power - COUPLED * time
+        return own, own_rows
 
 
 def opposite(random: np.random.Generator, draws: int, *shape: int) -> Floats:

@@ -171,8 +171,10 @@ def test_rows_say_of_entries_what_the_whole_covariance_says(seed: int) -> None:
     model = _drawn(made_model(seed))
     given_, _, _ = model.telling()
     shared = given_.shared, given_.shared_cov
-    count = len(model.targets.core_mhz)
-    known = posterior_of(model, shared, (Clocks(core_mhz=1),) * count)
+    at = (Clocks(core_mhz=1),) * len(model.targets.core_mhz)
+    known, wide = (posterior_of(model, shared, at, by) for by in ((1.0, 1.0), (2.0, 3.0)))
+    assert wide.variance(1.0, 0.0) == pytest.approx(4.0 * known.variance(1.0, 0.0))
+    assert wide.variance(1.0, 1.0) == pytest.approx(9.0 * known.variance(1.0, 1.0))
     mean, cov = _conditioned(model)
     shape = known.log.shape
 
@@ -247,9 +249,6 @@ def test_sizes_are_found_within_a_factor_of_three(*, repeated: bool) -> None:
 @given(st.integers(0, 100), st.integers(8, 100))
 def test_draws_come_in_opposites_and_scatter_as_entries_are_unsure(seed: int, most: int) -> None:
     posterior = made_posterior(seed)
-    wide = posterior.widened(2.0, 3.0)
-    assert wide.variance(1.0, 0.0) == pytest.approx(4.0 * posterior.variance(1.0, 0.0))
-    assert wide.variance(1.0, 1.0) == pytest.approx(9.0 * posterior.variance(1.0, 1.0))
     off = posterior.drawn(most, seed)
 
     assert len(off) == min(most, 64) // 2 * 2
