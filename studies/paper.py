@@ -3,46 +3,62 @@
 python studies/paper.py
 """
 
+from collections.abc import Sequence
 from itertools import groupby
 
 from pages import fill, markdown
 from underclock.paper.command import number_text
-from underclock.paper.study import PAPERS_GPU, Conditions, Study, basis_of, run_study
+from underclock.paper.study import PAPERS_GPU, Conditions, QuotedNumber, Study, basis_of, run_study
 
 
-def _quoted(study: Study) -> str:
-    parts = []
-    for group, numbers in groupby(study.quoted, key=lambda number: number.group):
-        rows = [
-            [
-                number.name,
-                *(
-                    number_text(value, number.unit)
-                    for value in (number.paper, number.ours, number.difference)
-                ),
-                number.unit,
-                basis_of(number.group, number.name),
+def _quoted(studies: Sequence[Study]) -> str:
+    """Return a row for each thing that the paper has numbers of, theirs beside ours of each GPU."""
+    rows = []
+    both = zip(*(study.quoted for study in studies), strict=True)
+    for (group, of, unit), some in groupby(both, key=_thing):
+        numbers = list(some)
+        parts = [each[0].name.partition(": ")[2] for each in numbers]
+        columns = [[each[0].paper for each in numbers]]
+        for at in range(len(studies)):
+            columns += [
+                [each[at].ours for each in numbers],
+                [each[at].difference for each in numbers],
             ]
-            for number in numbers
-        ]
-        table = markdown([("", "paper", "ours", "difference", "", ""), *rows])
-        parts.append(f"## {group}\n\n{table}\n")
-    return f"{study.agreement}.\n\n" + "\n".join(parts)
+        name = f"{group}: {of}" + (f": {', '.join(parts)}" if any(parts) else "")
+        cells = (", ".join(number_text(value, unit) for value in column) for column in columns)
+        rows.append([name, *cells, unit, basis_of(group, numbers[0][0].name)])
+    head = [
+        "",
+        "paper",
+        f"`{PAPERS_GPU}`",
+        "difference",
+        "`#paper`",
+        "difference",
+        "unit",
+        "rests on",
+    ]
+    return markdown([head, *rows])
+
+
+def _thing(numbers: Sequence[QuotedNumber]) -> tuple[str, str, str]:
+    first = numbers[0]
+    return first.group, first.name.partition(": ")[0], first.unit
 
 
 def main() -> None:
     """Fill the page."""
     gpus = (PAPERS_GPU, f"{PAPERS_GPU}#paper")
     studies = [run_study(Conditions(gpu=gpu)) for gpu in gpus]
-    fitted = [f"- `{gpu}`: {study.calibration}" for gpu, study in zip(gpus, studies, strict=True)]
-    fitted.append(f"- {studies[0].second}")
-    told = []
-    for gpu, study in zip(gpus, studies, strict=True):
-        warnings = [f"**{warning}**\n" for warning in study.warnings]
-        told += [f"# `{gpu}`\n", *warnings, _quoted(study)]
+    each = list(zip(gpus, studies, strict=True))
+    fitted = [f"- `{gpu}`: {study.calibration}" for gpu, study in each]
+    agreed = [f"- `{gpu}`: {study.agreement}." for gpu, study in each]
+    agreed += [f"- **{warning}**" for _, study in each for warning in study.warnings]
     fill(
         "paper",
-        {"fitted": "\n".join(fitted), "numbers": "\n".join(told)},
+        {
+            "fitted": "\n".join([*fitted, f"- {studies[0].second}"]),
+            "numbers": "\n".join([*agreed, "", _quoted(studies)]),
+        },
         repeats="One study a board; only the simulated GPU's noise scatters; its seed is fixed.",
     )
 
