@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,9 +50,10 @@ def made_by(repeats: str) -> str:
     script = Path(sys.argv[0])
     command = " ".join([f"python {script.parent.name}/{script.name}", *sys.argv[1:]])
     versions = f"Python {platform.python_version()}, numpy {np.__version__}"
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()  # noqa: S607
     return (
-        f"    OMP_NUM_THREADS=1 {command}\n\n"
-        f"{dt.datetime.now(tz=dt.UTC):%Y-%m-%d}, {os.cpu_count()} CPU cores, {versions}, a load of "
+        f"`OMP_NUM_THREADS=1 {command}`, {dt.datetime.now(tz=dt.UTC):%Y-%m-%d} at {commit}, "
+        f"{os.cpu_count()} CPU cores, {versions}, a load of "
         f"{os.getloadavg()[1]:.1f}; {(time.perf_counter() - _BEGAN_S) / 60:.0f} min. {repeats}"
     )
 

@@ -8,16 +8,18 @@ from itertools import groupby
 
 from pages import fill, markdown
 from underclock.paper.command import number_text
-from underclock.paper.study import PAPERS_GPU, Conditions, QuotedNumber, Study, basis_of, run_study
+from underclock.paper.study import PAPERS_GPU, Conditions, Study, basis_of, run_study
 
 
 def _quoted(studies: Sequence[Study]) -> str:
     """Return a row for each thing that the paper has numbers of, theirs beside ours of each GPU."""
     rows = []
     both = zip(*(study.quoted for study in studies), strict=True)
-    for (group, of, unit), some in groupby(both, key=_thing):
-        numbers = list(some)
-        parts = [each[0].name.partition(": ")[2] for each in numbers]
+    named = ((*each[0].name.partition(": ")[::2], each) for each in both)
+    for (of, group, unit), some in groupby(
+        named, key=lambda one: (one[0], one[2][0].group, one[2][0].unit)
+    ):
+        parts, numbers = zip(*(one[1:] for one in some), strict=True)
         columns = [[each[0].paper for each in numbers]]
         for at in range(len(studies)):
             columns += [
@@ -27,22 +29,8 @@ def _quoted(studies: Sequence[Study]) -> str:
         name = f"{group}: {of}" + (f": {', '.join(parts)}" if any(parts) else "")
         cells = (", ".join(number_text(value, unit) for value in column) for column in columns)
         rows.append([name, *cells, unit, basis_of(group, numbers[0][0].name)])
-    head = [
-        "",
-        "paper",
-        f"`{PAPERS_GPU}`",
-        "difference",
-        "`#paper`",
-        "difference",
-        "unit",
-        "rests on",
-    ]
-    return markdown([head, *rows])
-
-
-def _thing(numbers: Sequence[QuotedNumber]) -> tuple[str, str, str]:
-    first = numbers[0]
-    return first.group, first.name.partition(": ")[0], first.unit
+    head = ["", "paper", f"`{PAPERS_GPU}`", "difference", "`#paper`", "difference"]
+    return markdown([[*head, "unit", "rests on"], *rows])
 
 
 def main() -> None:

@@ -475,7 +475,7 @@ def _with_auto(posterior: Posterior) -> Floats:
     kernels, settings, columns = posterior.moves.shape[1:]
     moves = np.zeros((2, kernels, settings + 1, columns))
     moves[0, :, :-1] = posterior.moves[0]
-    np.add(*posterior.moves, out=moves[1, :, :-1])
+    moves[1, :, :-1] = posterior.moves[0] + posterior.moves[1]
     drawn = opposite(np.random.default_rng(4), columns - posterior.shared, *errors.shape)
     moves[:, :, -1, posterior.shared :] = errors[..., None] * drawn
     return moves
