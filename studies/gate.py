@@ -52,9 +52,9 @@ _KERNELS, _ROWS, _LESS, _PROCESSES, _ALL = 13, 5, 0.005, 2, "all"
 _PLANS, _APART = "plans of every section", ("impossible", "energy change")
 
 PAGES: Mapping[str, Sequence[str]] = {
-    "ablation": ("cases", "halves", "noisy", "physics", "steered"),
+    "ablation": ("cases", "steered"),
     "few_rows": ("drawn", "campaigns", "once", "searched"),
-    "odd_runs": ("odd runs",),
+    "odd_runs": ("odd runs", "halves", "noisy", "physics"),
 }
 """Sections by the page that they stand on."""
 MADE = "Draws, shuffles and splits are seeded: another run finds the same."
