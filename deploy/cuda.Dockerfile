@@ -22,6 +22,6 @@ ENV PATH=/opt/underclock/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 6470:6470
-WORKDIR /work
+WORKDIR /app
 ENTRYPOINT ["underclock"]
 CMD ["doctor"]
