@@ -37,7 +37,7 @@ from underclock.core.planning.best_choice import (
 from underclock.core.planning.chance_constraint import room
 from underclock.core.planning.clock_changes import sequence_problem
 from underclock.core.planning.latency_constrained import achieved, settled_cost
-from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
+from underclock.core.planning.strategies import solve_strategies
 from underclock.core.solvers import (
     Effort,
     Problem,
@@ -117,7 +117,8 @@ class Contest:
 
     Attributes:
         risk: How sure costs are; ``None`` where they are taken as certain.
-        solved: The arms of a plan on the same costs.
+        arms: Of a plan on the same costs.
+        settings: Of each kernel, by strategy. Shape (K,).
         problem: The step as clocks can follow it; ``None`` where that is not known.
         seed: Of what searches at random.
     """
@@ -126,7 +127,8 @@ class Contest:
     goal: Goal
     risk: Costs | None
     gpu: GpuInfo
-    solved: SolvedStrategies
+    arms: tuple[Arm, ...]
+    settings: dict[Strategy, Ints]
     problem: SequenceProblem | None = None
     seed: int = 0
 
@@ -186,10 +188,10 @@ class Contest:
 
     def of_arm(self, name: Strategy) -> Choice:
         """Return the choice of an arm of plans."""
-        setting = self.solved.settings.get(name)
+        setting = self.settings.get(name)
         if setting is None:
             return _NOTHING
-        arm = next(arm for arm in self.solved.arms if arm.name is name)
+        arm = next(arm for arm in self.arms if arm.name is name)
         return self.of_kernels(setting, arm.status, arm.gap)
 
     def no_worse(self, found: Choice) -> Choice:
@@ -281,9 +283,9 @@ def _least_product(contest: Contest, name: str) -> Rival:
     """
     objective = Objective(name)
     goal = dataclasses.replace(contest.goal, objective=objective, granularity=Granularity.KERNEL)
-    solved = solve_strategies(contest.table, goal, contest.risk)
-    arm = next(arm for arm in solved.arms if arm.name is Strategy.KERNEL_GLOBAL)
-    free = contest.of_kernels(solved.settings[arm.name], arm.status, arm.gap)
+    arms, settings = solve_strategies(contest.table, goal, contest.risk)
+    arm = next(arm for arm in arms if arm.name is Strategy.KERNEL_GLOBAL)
+    free = contest.of_kernels(settings[arm.name], arm.status, arm.gap)
 
     def pick(problem: Problem) -> Ints:
         return least_product(problem, power=TIME_POWER[objective]).choice
@@ -320,7 +322,7 @@ def _kernels(contest: Contest, name: str) -> Rival:
     if problem is None:
         return Rival(name=name, free=free)
     risk = None if table.power_cap is None else contest.risk
-    starts = list(contest.solved.settings.values())
+    starts = list(contest.settings.values())
 
     def within(budget_s: float) -> Ints | None:
         aimed = dataclasses.replace(problem, budget_s=budget_s)
@@ -490,12 +492,14 @@ def _contest(
     if switching is not None and switching.is_known:
         switching.latencies.check_gpu(given.gpu)
         problem = sequence_problem(costs.table, given.order, switching.rules(goal.max_slowdown))
+    arms, settings = solve_strategies(costs.table, goal, costs.risk)
     contest = Contest(
         table=costs.table,
         goal=goal,
         risk=costs.risk,
         gpu=given.gpu,
-        solved=solve_strategies(costs.table, goal, costs.risk),
+        arms=arms,
+        settings=settings,
         problem=problem,
     )
     return contest, None if switching is None or problem is None else switching.wording

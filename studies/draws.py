@@ -239,7 +239,7 @@ def change(truth: CostTable, table: CostTable, setting: Ints) -> tuple[float, fl
 
 def best_choice(table: CostTable, budget: float) -> Ints:
     """Return the best choice within a budget on costs that are certain. Shape (K,)."""
-    return solve_strategies(table, Goal(max_slowdown=budget)).settings[Strategy.KERNEL_GLOBAL]
+    return solve_strategies(table, Goal(max_slowdown=budget))[1][Strategy.KERNEL_GLOBAL]
 
 
 def best_saving(truth: CostTable, budget: float) -> float:

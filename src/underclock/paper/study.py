@@ -219,7 +219,7 @@ def run_study(conditions: Conditions) -> Study:
     rows = table1_rows(discovered, auto)
     ours |= _table1(rows) | _validation(discovered, conditions) | _transfers(discovered, conditions)
     # Which clocks the paper's choices lower depends on those that the GPU at hand runs at.
-    counted = {_BOTH: sum(row.paper_lowers == _CORE | _MEMORY for row in rows)}
+    counted = {_BOTH: sum(theirs == _CORE | _MEMORY for *_, theirs in rows)}
     other = f"the paper measured an RTX 3080 Ti; ours are of {conditions.gpu}"
     quoted = []
     for number in QUOTED.values():
@@ -234,10 +234,8 @@ def run_study(conditions: Conditions) -> Study:
         calibration=gpu.calibration,
         second=f"{again.gpu.name}: {second_gpu.calibration}",
         kernels=len(rows),
-        same=sum(row.lowers == row.paper_lowers for row in rows),
-        overlapping=sum(
-            row.lowers == row.paper_lowers or bool(row.lowers & row.paper_lowers) for row in rows
-        ),
+        same=sum(mine == theirs for _, _, mine, theirs in rows),
+        overlapping=sum(mine == theirs or bool(mine & theirs) for _, _, mine, theirs in rows),
         quoted=tuple(quoted),
         warnings=discovered.warnings + (() if conditions.gpu.startswith(PAPERS_GPU) else (other,)),
     )
@@ -390,19 +388,16 @@ def _change(name: str, ours: Change | None) -> _Ours:
     return {f"{name}: time": time_pct, f"{name}: energy": energy_pct}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table1Row:
-    """One kernel under the kernel-level, global, strict choice: ours and what the paper lowers."""
+def table1_rows(
+    discovered: Plan, auto: Mapping[str, Clocks]
+) -> list[tuple[str, Choice, frozenset[str], frozenset[str]]]:
+    """Put our kernel-level, global, strict choices next to the paper's.
 
-    kernel: str
-    core_mhz: int | None
-    change: Change
-    lowers: frozenset[str]
-    paper_lowers: frozenset[str]
+    Args:
+        auto: Clocks read under auto.
 
-
-def table1_rows(discovered: Plan, auto: Mapping[str, Clocks]) -> tuple[Table1Row, ...]:
-    """Put our choices next to the paper's, kernel by kernel; ``auto`` are clocks read under auto.
+    Returns:
+        Of each kernel its name, our choice, and which clocks that and the paper's lower.
 
     Raises:
         ValueError: The plan is of other kernels than Table 1.
@@ -421,33 +416,36 @@ def table1_rows(discovered: Plan, auto: Mapping[str, Clocks]) -> tuple[Table1Row
             )
         choice = discovered.kernels[kernel.name]
         rows.append(
-            Table1Row(
-                kernel=paper.kernel,
-                core_mhz=choice.clocks.core_mhz,
-                change=_percent(choice),
-                lowers=_lowered(choice.clocks, auto[kernel.name]),
-                paper_lowers=_lowered(paper.clocks, auto[kernel.name]),
+            (
+                paper.kernel,
+                choice,
+                _lowered(choice.clocks, auto[kernel.name]),
+                _lowered(paper.clocks, auto[kernel.name]),
             )
         )
-    return tuple(rows)
+    return rows
 
 
-def _table1(rows: Sequence[Table1Row]) -> _Ours:
-    gemms = [row for row in rows if row.kernel == "GEMM"]
-    sacrificed = [row for row in gemms if row.change.time_pct > _SACRIFICED_PCT]
-    lowered = [row for row in gemms if row.lowers == _MEMORY and row not in sacrificed]
-    slow_core = [row for row in rows if row.kernel != "GEMM" and row.lowers == _CORE]
-    cores = [float(row.core_mhz) for row in slow_core if row.core_mhz is not None]
+def _table1(rows: Sequence[tuple[str, Choice, frozenset[str], frozenset[str]]]) -> _Ours:
+    sacrificed, lowered, slow_core = list[Choice](), list[Choice](), list[Choice]()
+    for kernel, choice, lowers, _ in rows:
+        if kernel != "GEMM":
+            slow_core += [choice] * (lowers == _CORE)
+        elif _percent(choice).time_pct > _SACRIFICED_PCT:
+            sacrificed.append(choice)
+        elif lowers == _MEMORY:
+            lowered.append(choice)
+    cores = [float(each.clocks.core_mhz) for each in slow_core if each.clocks.core_mhz is not None]
     ours: _Ours = {"sacrificed GEMMs": len(sacrificed)}
     for group, some in (
         ("memory-lowered GEMMs", lowered),
         ("sacrificed GEMMs", sacrificed),
         ("core-lowered others", slow_core),
     ):
-        ours |= _ends(group, "time", [row.change.time_pct for row in some])
-        ours |= _ends(group, "energy", [row.change.energy_pct for row in some])
+        ours |= _ends(group, "time", [_percent(choice).time_pct for choice in some])
+        ours |= _ends(group, "energy", [_percent(choice).energy_pct for choice in some])
     ours |= _ends("core-lowered others", "clock", cores)
-    return ours | {_BOTH: sum(row.lowers == _CORE | _MEMORY for row in rows)}
+    return ours | {_BOTH: sum(lowers == _CORE | _MEMORY for _, _, lowers, _ in rows)}
 
 
 def _ends(group: str, of: str, ours: Sequence[float]) -> _Ours:

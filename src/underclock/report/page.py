@@ -61,9 +61,8 @@ def _squeezed(name: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
-def _unbroken(line: str) -> str:
-    """Keep numbers, their units and their margins on one line."""
-    return re.sub(r"(?<=±) | (?=%)| (?=(?:kWh|EUR|ms)\b)", "\N{NO-BREAK SPACE}", line)
+# Numbers, their units and their margins stand on one line.
+_JOINT = re.compile(r"(?<=±) | (?=%)| (?=(?:kWh|EUR|ms)\b)")
 
 
 def page(plan: Plan, validation: Validation | None) -> str:
@@ -73,7 +72,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
     return rendered(
         "page.html.jinja",
         plan=plan,
-        said=[_unbroken(line) for line in answer_of(plan, validation)],
+        said=[_JOINT.sub("\N{NO-BREAK SPACE}", line) for line in answer_of(plan, validation)],
         validation=validation,
         auto=plan.auto,
         auto_word=wording.auto_word(plan),
@@ -189,7 +188,8 @@ def lines_of(plan: Plan) -> list[FrontierLine]:
     lines += [
         FrontierLine(
             name="",
-            takes=f"{duration_text(each.latency_s)}{_as_of(each.hardware)}",
+            takes=duration_text(each.latency_s)
+            + (f", as of {each.hardware.partition(' (')[0]}" if each.hardware else ""),
             latency_s=each.latency_s,
             points=points_of(each.frontier, limit),
             colour=GREY,
@@ -199,10 +199,6 @@ def lines_of(plan: Plan) -> list[FrontierLine]:
         if each.frontier != plan.achievable_frontier
     ]
     return sorted((line for line in lines if len(line.points) > 1), key=lambda line: line.latency_s)
-
-
-def _as_of(hardware: str) -> str:
-    return f", as of {hardware.partition(' (')[0]}" if hardware else ""
 
 
 def frontier(plan: Plan) -> str:
@@ -269,7 +265,7 @@ def _plans_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
 
 def arm_series(arm: str, cost: Cost, title: str = "", *, large: bool = False) -> Series:
     """Return a way of choosing clocks as a point; its title is that of the arm unless given."""
-    colour, symbol = _marker_of(arm)
+    colour, symbol = _ARM_MARKERS.get(arm, (SKY, "diamond"))
     note = f"time {change_text(cost.time_change)}, energy {change_text(cost.energy_change)}"
     return Series(
         name=title or arm_title(arm),
@@ -284,10 +280,6 @@ def arm_series(arm: str, cost: Cost, title: str = "", *, large: bool = False) ->
 
 def _is_auto(cost: Cost) -> bool:
     return change_text(cost.time_change) == change_text(cost.energy_change) == change_text(0.0)
-
-
-def _marker_of(arm: str) -> tuple[str, str]:
-    return _ARM_MARKERS.get(arm, (SKY, "diamond"))
 
 
 def points_of(line: Sequence[Cost], slowest: float) -> tuple[tuple[float, float], ...]:

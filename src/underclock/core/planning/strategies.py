@@ -36,17 +36,11 @@ _FRONTIER_POINTS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SolvedStrategies:
-    """Every strategy, costed."""
+class ComparedStrategies:
+    """Every strategy, costed, and what other budgets would bring."""
 
     arms: tuple[Arm, ...]
     settings: dict[Strategy, Ints]  # setting per kernel of each feasible strategy, (K,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedStrategies(SolvedStrategies):
-    """Every strategy, and what other budgets would bring."""
-
     fastest_change: float  # least time change any choice of the goal's strategy can reach
     frontier: tuple[Cost, ...]  # of the goal's granularity
 
@@ -55,7 +49,7 @@ def compare_strategies(
     table: CostTable, goal: Goal, risk: RiskModel | None = None
 ) -> ComparedStrategies:
     """Choose clocks by each of the strategies, and look at other budgets."""
-    solved = solve_strategies(table, goal, risk)
+    arms, settings = solve_strategies(table, goal, risk)
     groups = grouped(table, goal.granularity)
     # Choices on the lower convex hull, and of a step those within its power cap.
     times_s, energies_j = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
@@ -80,7 +74,7 @@ def compare_strategies(
     else:  # the frontier begins with the fastest choice that the cap leaves alone
         fastest = frontier[0].time_change
     return ComparedStrategies(
-        arms=solved.arms, settings=solved.settings, fastest_change=fastest, frontier=frontier
+        arms=arms, settings=settings, fastest_change=fastest, frontier=frontier
     )
 
 
@@ -96,19 +90,22 @@ def one_clock_only(compared: ComparedStrategies) -> ComparedStrategies:
 
 def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel) -> Ints | None:
     """Return the setting of each kernel under a budget they keep together; nearly the best."""
-    solved = solve_strategies(table, goal, risk, Effort.QUICK)
-    return solved.settings.get(Strategy.KERNEL_GLOBAL)
+    _, settings = solve_strategies(table, goal, risk, Effort.QUICK)
+    return settings.get(Strategy.KERNEL_GLOBAL)
 
 
 def solve_strategies(
     table: CostTable, goal: Goal, risk: RiskModel | None = None, effort: Effort = Effort.PLAN
-) -> SolvedStrategies:
+) -> tuple[tuple[Arm, ...], dict[Strategy, Ints]]:
     """Choose clocks by each of the strategies.
 
     Args:
         risk: How sure costs are. With it every strategy keeps the time budget with 95 % confidence
             and says its intervals; ``None`` takes costs as certain.
         effort: How far to look where costs are expected ones.
+
+    Returns:
+        What each costs, and the setting of each kernel in those that are feasible. Shape (K,).
     """
     freedom = {
         Strategy.BEST_FIXED: (Granularity.STEP, Aggregate.GLOBAL),
@@ -147,7 +144,7 @@ def solve_strategies(
         settings[strategy] = setting = found.setting
         arm = Arm(strategy, choice_cost(table, setting), found.status, found.gap)
         arms.append(arm if risk is None else with_intervals(arm, risk.predicted_change(setting)))
-    return SolvedStrategies(arms=tuple(arms), settings=settings)
+    return tuple(arms), settings
 
 
 def _at_least(

@@ -161,12 +161,12 @@ class SteeringAgenda:
         windows = tuple(window for window in samples.windows if window.asked.is_auto)
         samples = msgspec.structs.replace(samples, windows=windows)
         mixed = samples.mixed
-        parts = separated(
+        coload, points, peak_w, _ = separated(
             mixed, samples.kernels, shape, shape.mem_points_mhz[-1], samples.gpu.power_limit_w
         )
         seen: dict[str, list[DrawAtClock]] = {kernel.name: [] for kernel in samples.kernels}
         known = dict.fromkeys(seen, PowerLine())
-        for point in parts.points:
+        for point in points:
             name, variance = point.kernel, point.variance
             if name != HEATER and point.power_windows > 0.0:
                 known[name] = known[name].after(point.core_mhz, variance)
@@ -175,10 +175,10 @@ class SteeringAgenda:
                 seen[name].append(DrawAtClock(point.core_mhz, point.power_w, point.time_s, spread))
         heaters = []
         for window in mixed:
-            power = parts.coload.of_heater(window)
+            power = coload.of_heater(window)
             if heater and power is not None and power.mean_w > power.total_w:
                 heaters.append(DrawAtClock(window.at_mhz, power.mean_w, window.hot_s or 0.0))
-        below = [one for one in heaters if one.power_w < OFF_PEAK * parts.peak_w]
+        below = [one for one in heaters if one.power_w < OFF_PEAK * peak_w]
         limit_w = samples.gpu.power_limit_w or math.inf
         # The driver names the cap for windows that it held for a part of them, too.
         capped = [w.power_w for w in mixed if is_power_capped([w], limit_w)[0]]
@@ -186,12 +186,12 @@ class SteeringAgenda:
             w.temperature_c for w in mixed if not w.mix.launches and w.temperature_c is not None
         ]
         conditions = MixConditions(
-            coload=parts.coload,
+            coload=coload,
             heater=tuple(below or heaters),
             limit_w=float(np.median(capped)) if capped else math.inf,
             boost_mhz=max((window.at_mhz for window in mixed), default=0.0),
             temperature_c=sum(warm) / len(warm) if warm else STEADY_C,
-            peak_w=parts.peak_w,
+            peak_w=peak_w,
         )
         return cls(samples, conditions, seen, known, heater)
 

@@ -141,34 +141,22 @@ def below_peak(points: Sequence[KernelPoint], peak_w: float) -> tuple[KernelPoin
     return tuple(p for p in points if below(p) and p.core_mhz <= highest.get(p.kernel, math.inf))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Separated:
-    """Windows with co-load, separated into kernels and co-load.
-
-    Attributes:
-        coload: What idling and the heater draw, where no peak of power holds it.
-        points: Of kernels and of the heater by itself, where no peak holds them.
-        peak_w: The peak; ``inf`` where none was seen.
-        boost_s: What a launch of kernels took at boost, whatever held it there, in s.
-    """
-
-    coload: CoLoad
-    points: tuple[KernelPoint, ...]
-    peak_w: float
-    boost_s: dict[str, float]
-
-
 def separated(
     mixed: Sequence[Window],
     kernels: Sequence[Kernel],
     shape: GpuConstants,
     own_mem_mhz: float,
     limit_w: float | None,
-) -> Separated:
+) -> tuple[CoLoad, tuple[KernelPoint, ...], float, dict[str, float]]:
     """Subtract what co-load drew, where everything ran at the clock that was read.
 
     Args:
         shape: How idle power is assumed to follow clock and temperature.
+
+    Returns:
+        What idling and the heater draw, and points of kernels and of the heater by itself, where no
+        peak of power holds them; the peak in W, ``inf`` where none was seen; and what a launch of
+        kernels took at boost, whatever held it there, in s.
     """
     coload = CoLoad.of(mixed, shape, own_mem_mhz)
     points = subtract_coload(mixed, kernels, coload)
@@ -183,7 +171,7 @@ def separated(
     if math.isfinite(peak_w):
         coload = CoLoad.of(mixed, shape, own_mem_mhz, below_w=OFF_PEAK * peak_w)
         points = below_peak(subtract_coload(mixed, kernels, coload), peak_w)
-    return Separated(coload=coload, points=points, peak_w=peak_w, boost_s=boost_s)
+    return coload, points, peak_w, boost_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,12 +208,13 @@ def steered_rows(
         locked: Rows of kernels alone, at locks that held.
     """
     mixed, kernels = sample_set.mixed, sample_set.kernels
-    parts = separated(mixed, kernels, shape, own_mem_mhz, sample_set.gpu.power_limit_w)
+    limit_w = sample_set.gpu.power_limit_w
+    coload, points, peak_w, boost_s = separated(mixed, kernels, shape, own_mem_mhz, limit_w)
     index = {kernel.name: k for k, kernel in enumerate(kernels)}
     drawn: dict[int, list[tuple[float, float]]] = {}
     for row in locked:
         drawn.setdefault(row.kernel, []).append((row.core_mhz, math.exp(row.log_w)))
-    places = [(index.get(point.kernel, len(index)), point) for point in parts.points]
+    places = [(index.get(point.kernel, len(index)), point) for point in points]
     for k, point in places:
         if point.power_w is not None:
             drawn.setdefault(k, []).append((point.core_mhz, point.power_w))
@@ -239,7 +228,7 @@ def steered_rows(
         return FitRow(
             kernel=k,
             core_mhz=point.core_mhz,
-            mem_mhz=parts.coload.mem_mhz(point.window),
+            mem_mhz=coload.mem_mhz(point.window),
             log_s=math.log(point.time_s),
             log_w=math.log(power_w),
             temperature_c=temperature_c_of(point.window),
@@ -255,16 +244,16 @@ def steered_rows(
         idle=tuple(
             Idling(
                 core_mhz=window.at_mhz,
-                mem_mhz=parts.coload.mem_mhz(window),
+                mem_mhz=coload.mem_mhz(window),
                 temperature_c=temperature_c_of(window),
                 log_w=math.log(window.power_w),
             )
-            for window in parts.coload.idle
+            for window in coload.idle
         ),
-        step=step_draws(mixed, kernels, parts.coload) if steered else (),
-        peak_w=parts.peak_w,
-        boost_s=parts.boost_s,
-        errors=parts.coload.errors,
+        step=step_draws(mixed, kernels, coload) if steered else (),
+        peak_w=peak_w,
+        boost_s=boost_s,
+        errors=coload.errors,
     )
 
 

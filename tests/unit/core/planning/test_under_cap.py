@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from functools import cache
 
 import msgspec
@@ -24,7 +25,7 @@ from underclock.core.planning.capped_choice import (
 )
 from underclock.core.planning.clock_changes import Rules, sequence_problem
 from underclock.core.planning.latency_constrained import achieved, as_schedule, schedule_cost
-from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
+from underclock.core.planning.strategies import solve_strategies
 from underclock.core.solvers import Effort
 from underclock.core.step.cost_table import CostTable, cost_table
 from underclock.core.step.power_cap import PowerCap, settle
@@ -117,8 +118,8 @@ def test_the_fastest_step_is_what_it_settles_at(seed: int, limit: float) -> None
     assert cost.time_s <= 1.02 * min(cost.time_s for _, cost, _ in tried)
 
 
-def arm_of(solved: SolvedStrategies, name: Strategy = Strategy.KERNEL_GLOBAL) -> Arm:
-    return next(arm for arm in solved.arms if arm.name is name)
+def arm_of(arms: Sequence[Arm], name: Strategy = Strategy.KERNEL_GLOBAL) -> Arm:
+    return next(arm for arm in arms if arm.name is name)
 
 
 @pytest.mark.slow
@@ -126,13 +127,13 @@ def arm_of(solved: SolvedStrategies, name: Strategy = Strategy.KERNEL_GLOBAL) ->
 @given(seeds, st.sampled_from([-0.005, 0.0, 0.02]))
 def test_a_plan_is_what_it_settles_at_and_keeps_its_budget(seed: int, budget: float) -> None:
     table = step(seed, limit=0.8)
-    solved = solve_strategies(table, Goal(max_slowdown=budget))
-    arm = arm_of(solved)
+    arms, settings = solve_strategies(table, Goal(max_slowdown=budget))
+    arm = arm_of(arms)
     tried = settled_all(table)
     within = [c.energy_j for _, c, held in tried if not held and c.time_change <= budget]
     if arm.status is Status.INFEASIBLE:
         return
-    setting = solved.settings[Strategy.KERNEL_GLOBAL]
+    setting = settings[Strategy.KERNEL_GLOBAL]
     settled = settled_step(table, setting[order_of(table)])
     assert arm_cost(arm).time_s == pytest.approx(math.fsum(settled.time_s))
     assert arm_cost(arm).energy_j == pytest.approx(math.fsum(settled.energy_j))
@@ -174,9 +175,9 @@ def test_other_objectives_claim_no_more_than_is_known(
     table = step(3, limit=0.4)
     goal = Goal(objective=objective, aggregate=aggregate)
     for sure in (None, Sure(table)):
-        solved = solve_strategies(table, goal, sure)
-        for name, setting in solved.settings.items():
-            arm = arm_of(solved, name)
+        arms, settings = solve_strategies(table, goal, sure)
+        for name, setting in settings.items():
+            arm = arm_of(arms, name)
             cost = step_cost(table, setting[order_of(table)])
             assert arm.time_change == pytest.approx(cost.time_change, abs=1e-9)
             one = len(set(setting.tolist())) == 1
@@ -259,7 +260,7 @@ def racing() -> CostTable:
 def test_a_plan_asks_for_no_higher_clock_than_the_cap_leaves() -> None:
     table = racing()
     order = order_of(table)
-    setting = solve_strategies(table, Goal(max_slowdown=0.0)).settings[Strategy.KERNEL_GLOBAL]
+    setting = solve_strategies(table, Goal(max_slowdown=0.0))[1][Strategy.KERNEL_GLOBAL]
 
     boost = settled_step(table, np.array([4, 0])[order])
     assert boost.core_mhz == pytest.approx(np.full(len(order), 1000.0))
@@ -286,13 +287,13 @@ def test_kernels_add_up_to_a_step_that_does_not_wait_for_all_of_them(share: floa
 
 
 @cache
-def _solved() -> SolvedStrategies:
+def _settings() -> dict[Strategy, Ints]:
     found = _found(0.0, 0.0)
-    return solve_strategies(found.table, Goal(max_slowdown=0.02), found)
+    return solve_strategies(found.table, Goal(max_slowdown=0.02), found)[1]
 
 
 def test_a_promise_is_kept_and_rests_on_what_is_waited_for() -> None:
-    found, setting = _found(0.0, 0.0), _solved().settings[Strategy.KERNEL_GLOBAL]
+    found, setting = _found(0.0, 0.0), _settings()[Strategy.KERNEL_GLOBAL]
     change = found.predicted_change(setting)
     time_s = energy_j = 0.0
     for k in ORDER:
@@ -318,7 +319,7 @@ def test_no_change_of_clocks_is_spent_on_it() -> None:
     found = _found(0.0, 0.0)
     rules = Rules(latencies=LatencyTable.constant(2e-5), max_slowdown=0.02)
     problem = sequence_problem(found.table, ORDER, rules)
-    arm, schedule, _ = achieved(found.table, problem, list(_solved().settings.values()), found)
+    arm, schedule, _ = achieved(found.table, problem, list(_settings().values()), found)
     drawn = as_schedule(
         found.table, problem, schedule, latencies=rules.latencies, wording="a constant one"
     )
