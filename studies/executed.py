@@ -163,7 +163,7 @@ def board_cells(
             auto, ran = executed(
                 switching(gpu + SMOOTH * kind, latency_s),
                 step,
-                (auto_course(step), course.scheduled),
+                (auto_course(step), course),
                 runs,
                 unit=0 if kind else int(board),
             )

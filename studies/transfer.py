@@ -126,7 +126,7 @@ def ran(gpu: str, step: Step, made: Plan | None) -> Ran:
         course = course_of(made)
         if course is None:
             raise AssertionError("a traced step has an order")
-        scheduled = course.scheduled
+        scheduled = course
     done = executed(switching(model, 0.0), step, [scheduled], RUNS, unit=int(unit or 0))
     return Ran(*done[0].mean(axis=0).tolist())
 

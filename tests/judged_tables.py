@@ -36,4 +36,4 @@ def judged(
         "auto": runs(dict.fromkeys(plan.kernels, plan.baseline)),
         "plan": runs({name: choice.clocks for name, choice in plan.kernels.items()}),
     }
-    return judged_runs(plan, None, totals, tolerance)
+    return judged_runs(plan, totals, tolerance)

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -115,14 +114,6 @@ def _number(name: str, usual: int) -> int:
     return int(text) if text.isdecimal() else usual
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    """The place of this process among the job's ranks, and what looks at its steps."""
-
-    ranks: RankAgreement
-    looks: Looks
-
-
 class _Looker:
     """Looks at the steps of this process, and ends it when that is done."""
 
@@ -130,7 +121,7 @@ class _Looker:
         self._torch = torch
         self._look = look
         self._clock = SystemClock()
-        self._rank: _Rank | None = None
+        self._rank: tuple[RankAgreement, Looks] | None = None
         self._thread = 0
         self._over = False
         self._found: Step | None = None
@@ -153,7 +144,7 @@ class _Looker:
         self._steps += 1
         try:
             with quiet():
-                next((self._rank or self._start()).looks)
+                next((self._rank or self._start())[1])
             self._say()
         except StopIteration:
             self._end(None)
@@ -162,7 +153,7 @@ class _Looker:
         except (Exception, InterruptedBySignal) as exc:  # noqa: BLE001 - the script ends here
             self._end(MeasurementError(f"{self._look.name} could not be looked at: {exc!r}"))
 
-    def _start(self) -> _Rank:
+    def _start(self) -> tuple[RankAgreement, Looks]:
         watch_libraries()
         ranks = RankAgreement(self._torch, self._clock, longest_s=RANK_LATE_S)
         look = StepLook(
@@ -186,7 +177,7 @@ class _Looker:
             torch_with_gpu()
             check_free(self._torch)
             looks = look.on_gpu()
-        self._rank = _Rank(ranks, looks)
+        self._rank = ranks, looks
         return self._rank
 
     def _tell(self, phase: TracePhase) -> None:
@@ -233,7 +224,7 @@ class _Looker:
     def _ranks(self) -> RankAgreement:
         if self._rank is None:
             raise AssertionError("a step has ended")
-        return self._rank.ranks
+        return self._rank[0]
 
     def _failed(
         self, kind: type[BaseException], exc: BaseException, where: TracebackType | None
@@ -245,7 +236,7 @@ class _Looker:
             return
         if self._rank is not None and not self._over and isinstance(exc, Exception):
             try:
-                self._rank.looks.throw(exc)
+                self._rank[1].throw(exc)
             except StopIteration:
                 self._end(None)  # what looks on has its answer: it was the capture that failed
             except UnderclockError as ours:
@@ -271,7 +262,7 @@ class _Looker:
         if self._over or self._rank is None or os.getpid() != self._pid:
             return
         with suppress(BaseException):
-            self._rank.looks.close()
+            self._rank[1].close()
         if self._found or self._failure:
             self._end(None if self._found else self._fails(self._failure))
         self._end(

@@ -13,7 +13,6 @@ from underclock.app.backends import open_measurer
 from underclock.arrays import Floats
 from underclock.campaign.loop import (
     OWN_HEAT,
-    Course,
     WholeSteps,
     course_of,
     run_in_turns,
@@ -47,7 +46,7 @@ from underclock.records import (
 )
 from underclock.records.planned import check_clocks
 from underclock.report.answer import auto_plan_sentence
-from underclock.runtime.simulated import ScheduledLauncher
+from underclock.runtime.simulated import Scheduled, ScheduledLauncher
 from underclock.store import as_record
 from underclock.tracing.source import StepFile, StepFunction
 
@@ -107,7 +106,7 @@ def validate(
     if plan.sets_nothing:
         words = "nothing was run: the plan sets no clocks, so there is nothing to validate"
         about = tuple(filter(None, (words, auto_plan_sentence(plan))))
-        return msgspec.structs.replace(judged_runs(plan, course, {}, tolerance), warnings=about)
+        return msgspec.structs.replace(judged_runs(plan, {}, tolerance), warnings=about)
     name = parse_gpu(gpu)
     name.need(Capability.RUN)
     if course is None:
@@ -133,18 +132,18 @@ def validate(
             arms[Strategy.BEST_FIXED] = fixed
         totals = run_in_turns(steps, arms, repeats, progress or (lambda _tally: None))
         notes += steps.measurer.notes()
-        if (latencies := course.scheduled.table) is not None:
+        if (latencies := course.table) is not None:
             notes += latencies.check_gpu(gpu_info)
     if plan.accounting is not Accounting.STEP:
         notes += (_SUMS,)
-    judged = judged_runs(plan, course, totals, tolerance)
+    judged = judged_runs(plan, totals, tolerance)
     return msgspec.structs.replace(judged, gpu=gpu_info, warnings=notes)
 
 
 @contextmanager
 def _opened(
     plan: Plan,
-    course: Course,
+    course: Scheduled,
     name: GpuName,
     measuring: MeasurementSettings | None,
     seed: int,
@@ -160,21 +159,21 @@ def _opened(
             yield WholeSteps(measurer=measurer, led=None, kernels=kernels)
         return
     model = gpu_model(name.name)
-    if switching := switching_model(course.scheduled.table):
+    if switching := switching_model(course.table):
         model = replace(model, switching=switching)
     with simulated_rig(model, seed=seed, unit=name.unit) as rig:
         held, led = (
             GpuMeasurer(
                 rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=measuring
             )
-            for launcher in (rig.launcher, ScheduledLauncher(rig, course.scheduled))
+            for launcher in (rig.launcher, ScheduledLauncher(rig, course))
         )
         with held.leases:
             yield WholeSteps(measurer=held, led=led, kernels=kernels)
 
 
 def judged_runs(
-    plan: Plan, course: Course | None, totals: Mapping[str, Floats], tolerance: float = TOLERANCE
+    plan: Plan, totals: Mapping[str, Floats], tolerance: float = TOLERANCE
 ) -> Validation:
     """Compare all pairs of runs of auto and plan, and judge the promise.
 
@@ -189,7 +188,7 @@ def judged_runs(
         workload=plan.workload,
         chosen=plan.chosen,
         objective=plan.objective,
-        latency=None if course is None else course.wording,
+        latency=None if plan.schedule is None else plan.schedule.latency,
         repeats=0,
         auto_time_s=(),
         auto_energy_j=(),

@@ -62,40 +62,18 @@ OWN_HEAT = MeasurementSettings(
 WINDOWS = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """The clocks that a step under a plan runs at."""
-
-    scheduled: Scheduled  # the clocks of each launch, and what runs them where they change
-    # which latency they were planned under, in words; ``None`` where it was none
-    wording: str | None = None
-
-    @property
-    def clocks(self) -> Sequence[Clocks]:
-        """Of each launch."""
-        return self.scheduled.clocks
-
-    @property
-    def changes(self) -> bool:
-        """Whether clocks change within a step."""
-        return len(set(self.clocks)) > 1
-
-
-def course_of(plan: Plan) -> Course | None:
+def course_of(plan: Plan) -> Scheduled | None:
     """Return how the step runs under a plan; ``None`` where its order of launches is unknown."""
     if not plan.step.order:
         return None
     clocks, schedule = plan.launch_clocks, plan.schedule
     if schedule is None:
-        return Course(scheduled=Scheduled(clocks=clocks))
-    return Course(
-        scheduled=Scheduled(
-            clocks=clocks,
-            table=schedule.latencies,
-            predicted_s=schedule.launch_s,
-            aims_s=schedule.aims_s,
-        ),
-        wording=schedule.latency,
+        return Scheduled(clocks=clocks)
+    return Scheduled(
+        clocks=clocks,
+        table=schedule.latencies,
+        predicted_s=schedule.launch_s,
+        aims_s=schedule.aims_s,
     )
 
 

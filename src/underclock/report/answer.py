@@ -7,7 +7,6 @@ never a promise).
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from underclock.records import (
     Arm,
@@ -305,24 +304,11 @@ def joules_column(values_j: Sequence[float]) -> tuple[str, list[str]]:
     return unit, [f"{round(value / size, 2) + 0.0:.2f}" for value in values_j]
 
 
-class EnergyPart(NamedTuple):
-    """A part of a step at auto: a pass of it, or an operator.
-
-    Attributes:
-        time_share: Of the step's time at auto.
-        energy_share: Of the step's energy at auto.
-    """
-
-    name: str
-    launches: int
-    time_share: float
-    energy_share: float
-
-
-def energy_parts(plan: Plan) -> tuple[EnergyPart, ...]:
+def energy_parts(plan: Plan) -> tuple[tuple[str, int, float, float], ...]:
     """Say where a step's energy goes at auto: passes in their order, then the main operators.
 
-    Nothing where the step is one kernel.
+    Each has its name, its launches, and its shares of the step's time and of its energy. Nothing
+    where the step is one kernel.
     """
     if len(plan.step.kernels) < 2:  # noqa: PLR2004 - one kernel has no parts
         return ()
@@ -336,16 +322,16 @@ def energy_parts(plan: Plan) -> tuple[EnergyPart, ...]:
     all_s = math.fsum(choice.auto_time_s for choice in plan.kernels.values())
     all_j = math.fsum(choice.auto_energy_j for choice in plan.kernels.values())
 
-    def parts(groups: dict[str, list[str]]) -> Iterator[EnergyPart]:
+    def parts(groups: dict[str, list[str]]) -> Iterator[tuple[str, int, float, float]]:
         for name, kernels in groups.items():
-            yield EnergyPart(
+            yield (
                 name,
                 sum(counts[each] for each in kernels),
                 math.fsum(plan.kernels[each].auto_time_s for each in kernels) / all_s,
                 math.fsum(plan.kernels[each].auto_energy_j for each in kernels) / all_j,
             )
 
-    most = sorted(parts(operators), key=lambda part: -part.energy_share)[:_MOST_OPERATORS]
+    most = sorted(parts(operators), key=lambda part: -part[-1])[:_MOST_OPERATORS]
     return (*(parts(passes) if len(passes) > 1 else ()), *(most if len(operators) > 1 else ()))
 
 

@@ -129,14 +129,6 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shade:
-    """A part of a chart that is shaded, from a place on the x axis to its end."""
-
-    start: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """One drawing.
 
@@ -144,7 +136,8 @@ class Chart:
         key: Name of its file, and of its place on the page.
         signed: Whether the numbers on the axes have signs, as changes have.
         x_limits: Both ends of the x axis; ``None`` leaves them to the points.
-        shade: What is shaded; ``None`` for nothing.
+        shade: Where on the x axis it is shaded to its end, and what is written there; ``None`` for
+            nothing.
     """
 
     key: str
@@ -154,7 +147,7 @@ class Chart:
     series: tuple[Series, ...]
     signed: bool = True
     x_limits: tuple[float, float] | None = None
-    shade: Shade | None = None
+    shade: tuple[float, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +224,9 @@ def draw(chart: Chart, width_px: int) -> str:
     shade: list[str] = []
     if chart.shade is not None:
         top, bottom = sorted((y.start_px, y.end_px))
-        box = Box(x.px(chart.shade.start), top, x.end_px, bottom)
-        words = text(x.end_px - 6, top + 15, chart.shade.text, anchor="end")
+        start, said = chart.shade
+        box = Box(x.px(start), top, x.end_px, bottom)
+        words = text(x.end_px - 6, top + 15, said, anchor="end")
         shade = [rectangle(box, 'fill-opacity="0.07"'), f'<g opacity="0.75">{words}</g>']
     parts = [*swatches, *shade, *_grid(chart, x, y)]
     parts += [part for series in chart.series for part in _series(series, x, y)]
@@ -345,7 +339,7 @@ def _labels(chart: Chart, x: Axis, y: Axis) -> list[str]:
     top = min(y.start_px, y.end_px)
     kept_free = []
     if chart.shade is not None:
-        kept_free.append(Box(x.end_px - 6 - text_px(chart.shade.text), top, x.end_px, top + 18))
+        kept_free.append(Box(x.end_px - 6 - text_px(chart.shade[1]), top, x.end_px, top + 18))
     for series in chart.series:
         if series.symbol:
             places = [(x.px(a), y.px(b)) for a, b in series.points]

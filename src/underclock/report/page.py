@@ -20,7 +20,6 @@ from underclock.report.chart import (
     VERMILION,
     Chart,
     Series,
-    Shade,
     figure,
 )
 from underclock.report.step_data import MOST_ROWS, is_held, kernel_uses, plan_data
@@ -242,7 +241,7 @@ def trade(
     shade = None
     if budget is not None:
         over = minus(f"over the time budget, {change_text(budget)}")
-        shade = Shade(start=100.0 * budget, text=over)
+        shade = 100.0 * budget, over
     return figure(
         Chart(
             key=key,

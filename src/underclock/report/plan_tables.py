@@ -173,8 +173,8 @@ def _range_text(pairs: Iterable[Clocks], name: str) -> str:
 
 def _energy_tables(plan: Plan) -> tuple[Table, ...]:
     rows = [
-        (part.name, str(part.launches), f"{part.time_share:.1%}", f"{part.energy_share:.1%}")
-        for part in energy_parts(plan)
+        (name, str(launches), f"{time_share:.1%}", f"{energy_share:.1%}")
+        for name, launches, time_share, energy_share in energy_parts(plan)
     ]
     if not rows:
         return ()

@@ -40,14 +40,22 @@ from underclock.hw.cuda.torch_step import (
 from underclock.hw.lockstep import is_distributed, meet
 from underclock.records import Step
 from underclock.records.work import Traced, TracedActivity
-from underclock.tracing.source import NO_ONLOOKER, Onlooker, StepFunction, TracePhase
+from underclock.tracing.source import StepFunction, TracePhase
 
+_Tell = Callable[[TracePhase], None]
+_Keep = Callable[[Mapping[str, Any]], None]
 _LOOKS = 3
 _ASSUMED_WARM_UPS = 2  # in the first the optimiser makes its state
 
 
-def trace_step(step: StepFunction, *, onlooker: Onlooker = NO_ONLOOKER) -> Traced:
+def trace_step(
+    step: StepFunction, *, tell: _Tell = lambda _phase: None, keep: _Keep | None = None
+) -> Traced:
     """Trace a step; leave everything it changes as it was.
+
+    Args:
+        tell: Called as each phase begins.
+        keep: Given PyTorch's trace of a plain run; ``None`` where it is not kept.
 
     Raises:
         NotSupportedError: There is no PyTorch with a CUDA device.
@@ -57,7 +65,9 @@ def trace_step(step: StepFunction, *, onlooker: Onlooker = NO_ONLOOKER) -> Trace
     """
     with (
         profiler_detaches(detaches=True),
-        running_step(step, name=getattr(step, "__name__", "step"), onlooker=onlooker) as launcher,
+        running_step(
+            step, name=getattr(step, "__name__", "step"), tell=tell, keep=keep
+        ) as launcher,
     ):
         return launcher.traced
 
@@ -86,7 +96,11 @@ def measured_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | E
 
 @contextmanager
 def running_step(
-    step: StepFunction, *, name: str, onlooker: Onlooker = NO_ONLOOKER
+    step: StepFunction,
+    *,
+    name: str,
+    tell: _Tell = lambda _phase: None,
+    keep: _Keep | None = None,
 ) -> Iterator[CudaLauncher | EagerLauncher]:
     """Trace a step and keep what runs it; put everything back at the end.
 
@@ -105,27 +119,27 @@ def running_step(
             return step()
 
         run, step = step, again
-        onlooker.tell(TracePhase.WARMING)
+        tell(TracePhase.WARMING)
         step_s = warm_up(step)
         # Every attempt sets out from here: what a step computes may decide what it launches.
         warm = Snapshot(run, known=at_first)
         warm.restore()
-        onlooker.tell(TracePhase.PROFILING)
+        tell(TracePhase.PROFILING)
         trace = looked_again(partial(profile, step), warm.restore, looks())
-        if onlooker.keep is not None:
-            onlooker.keep(trace)
+        if keep is not None:
+            keep(trace)
         plain = PlainRun(trace, step_s)
         waiting = waiting_operators(torch(), synchronising(trace))
         check_one_device(plain.seen, torch().cuda.current_device())
         try:
             with ExitStack() as stack:
                 try:
-                    launcher = _captured(stack, step, name, plain, waiting, warm, onlooker)
+                    launcher = _captured(stack, step, name, plain, waiting, warm, tell)
                 except NoMemoryError:
                     if not any([at_first.move_to_host(), warm.move_to_host()]):
                         raise
                     warm.restore()
-                    launcher = _captured(stack, step, name, plain, waiting, warm, onlooker)
+                    launcher = _captured(stack, step, name, plain, waiting, warm, tell)
                 yield launcher
                 return
         except CannotCaptureError as exc:
@@ -134,7 +148,7 @@ def running_step(
         yield EagerLauncher(run=step, traced=traced, nodes=nodes, snapshot=warm)
 
 
-def assume_step(step: StepFunction, *, onlooker: Onlooker) -> Step:
+def assume_step(step: StepFunction, *, tell: _Tell, keep: _Keep | None) -> Step:
     """Trace a step on the CPU; leave everything that it changes as it was.
 
     Where a plain run's trace is to be kept, one more run is profiled for that.
@@ -146,15 +160,15 @@ def assume_step(step: StepFunction, *, onlooker: Onlooker) -> Step:
     """
     library = installed()
     with quiet(), preserved(step), same_batches(library), step_errors():
-        onlooker.tell(TracePhase.WARMING)
+        tell(TracePhase.WARMING)
         for _ in range(_ASSUMED_WARM_UPS):
             step()
-        onlooker.tell(TracePhase.PROFILING)
-        if onlooker.keep is not None:
+        tell(TracePhase.PROFILING)
+        if keep is not None:
             with recorded(library) as plain:
                 meet(library, SystemClock())
                 step()
-            onlooker.keep(plain)
+            keep(plain)
         with operators_seen() as (trace, operators):
             step()
     return assumed_step(getattr(step, "__name__", "step"), trace, operators)
@@ -193,10 +207,10 @@ def _captured(
     plain: PlainRun,
     waiting: Sequence[str],
     warm: Snapshot,
-    onlooker: Onlooker,
+    tell: _Tell,
 ) -> CudaLauncher:
     """Capture a step twice, the second time to keep until the stack is closed."""
-    onlooker.tell(TracePhase.CAPTURING)
+    tell(TracePhase.CAPTURING)
     with recorded() as recording, captured(step, waiting) as after:
         first = [node.node for node in after.nodes]
         depends = after.parts.shapes_depend_on_data
@@ -208,7 +222,7 @@ def _captured(
         del once
         warm.restore()
     inputs = candidates(torch())
-    onlooker.tell(TracePhase.CHECKING)
+    tell(TracePhase.CHECKING)
     graph = stack.enter_context(captured(step, waiting))
     check_same(first_difference(first, [node.node for node in graph.nodes]))
     traced = as_step(name, graph, captured_calls(recording), plain)

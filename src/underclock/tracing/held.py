@@ -17,7 +17,6 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only, may_set
 from underclock.records import Step
 from underclock.tracing.source import (
-    Onlooker,
     StepFile,
     StepFunction,
     TracePhase,
@@ -250,14 +249,13 @@ def family(
     from underclock.tracing import captured  # noqa: PLC0415
 
     run = load_step(what) if isinstance(what, str) else what
-    onlooker = Onlooker(tell=progress, keep=keep)
     for sizes in members:
         one = sized(run, sizes) if sizes else run
         if assume:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler logs
-            step = captured.assume_step(one, onlooker=onlooker)
+            step = captured.assume_step(one, tell=progress, keep=keep)
         else:
-            step = captured.trace_step(one, onlooker=onlooker).step
+            step = captured.trace_step(one, tell=progress, keep=keep).step
         if isinstance(what, str):
             source = source_of(what, folder or Path(), sizes)
             step = msgspec.structs.replace(step, source=source)

@@ -49,18 +49,6 @@ TRACING: Final = tuple(phase for phase in TracePhase if phase is not TracePhase.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Onlooker:
-    """Callbacks while a step is traced."""
-
-    tell: Callable[[TracePhase], None] = lambda _phase: None  # called as each phase begins
-    # Given PyTorch's trace of a plain run; None where it is not kept
-    keep: Callable[[Mapping[str, Any]], None] | None = None
-
-
-NO_ONLOOKER = Onlooker()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCommand:
     """A command that trains, in one process or in several, and which of its steps to look at."""
 

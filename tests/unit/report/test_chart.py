@@ -14,7 +14,6 @@ from underclock.report.chart import (
     ORANGE,
     Chart,
     Series,
-    Shade,
     draw,
     round_ticks,
 )
@@ -66,7 +65,7 @@ def test_names_of_points_that_coincide_stand_apart_and_within_the_drawing(width_
     names = ["auto", "best fixed clock", "each pass", "each kernel, alone", "each kernel, together"]
     line = Series(name="frontier", points=((0.0, 0.0), (5.0, -20.0)), colour=BLUE)
     crowded = [named(name, 0.0, 0.01 * n) for n, name in enumerate(names)]
-    shaded = replace(chart(line, *crowded), shade=Shade(start=1.0, text="over the time budget"))
+    shaded = replace(chart(line, *crowded), shade=(1.0, "over the time budget"))
 
     found = [e for e in elements(draw(shaded, width_px), "text") if e.text in {*names}]
 

@@ -27,7 +27,6 @@ from underclock.hw.cuda.durations import (
 )
 from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Means, feeding, timed
 from underclock.hw.cuda.round_graphs import (
-    Chain,
     CudaCoLoad,
     GraphNode,
     Places,
@@ -158,7 +157,7 @@ class CudaLauncher(StepLauncher):
                     for _ in range(replays):
                         parts.replay()
                     if chain is not None:
-                        chain.launch(stream.cuda_stream)
+                        chain(stream.cuda_stream)
 
             rounds = self._rounds_at_once(once)
 
@@ -184,7 +183,7 @@ class CudaLauncher(StepLauncher):
             before = self._uniformity(indices[0]) if only is not None else []
 
             def launch(stream: Any) -> None:
-                chain.launch(stream.cuda_stream)
+                chain(stream.cuda_stream)
 
             means = functools.partial(mean_durations, runs=((graph_of(parts * count),),))
             with self._feeding(launch, round_, count, len(nodes), means) as loop:
@@ -193,7 +192,7 @@ class CudaLauncher(StepLauncher):
                 self._note_decay(only, indices[0], before)
 
     @contextmanager
-    def repeated(self, positions: Sequence[int]) -> Iterator[tuple[Chain, int]]:
+    def repeated(self, positions: Sequence[int]) -> Iterator[tuple[Callable[[int], None], int]]:
         """Yield a graph of launches repeated, with the data of the first, and how often."""
         self._prepare(positions, None)
         mine = [node for position in positions for node in self._nodes(position)]
@@ -217,7 +216,7 @@ class CudaLauncher(StepLauncher):
         stream = self._torch.cuda.current_stream()
         if node:
             with chained(self.captured.nodes[:node]) as before:
-                before.launch(stream.cuda_stream)
+                before(stream.cuda_stream)
                 wait_for_gpu(self._torch)
 
     def _views(self, nodes: Sequence[Any]) -> list[Any]:
@@ -240,7 +239,7 @@ class CudaLauncher(StepLauncher):
         views = self._views(nodes)
         before = [view.clone() for view in views]
         with chained(nodes) as once:
-            timed(self._torch, lambda stream: once.launch(stream.cuda_stream), 1)
+            timed(self._torch, lambda stream: once(stream.cuda_stream), 1)
         # What a launch leaves as it was it reads, or fills with what was there before.
         unchanged = [
             view for view, kept in zip(views, before, strict=True) if self._torch.equal(view, kept)
@@ -265,7 +264,7 @@ class CudaLauncher(StepLauncher):
 @contextmanager
 def _long_enough(
     torch: Any, nodes: Sequence[GraphNode], pace: RankPace
-) -> Iterator[tuple[Chain, int]]:
+) -> Iterator[tuple[Callable[[int], None], int]]:
     """Build a graph of nodes repeated until it takes long enough; yield it, and how often."""
     with chained(nodes) as once:
         once_s = pace.agreed(_launched_s(torch, once))
@@ -277,9 +276,9 @@ def _long_enough(
         yield chain, count
 
 
-def _launched_s(torch: Any, chain: Chain) -> float:
-    timed(torch, lambda stream: chain.launch(stream.cuda_stream), 1)
-    return timed(torch, lambda stream: chain.launch(stream.cuda_stream), 1)
+def _launched_s(torch: Any, chain: Callable[[int], None]) -> float:
+    timed(torch, lambda stream: chain(stream.cuda_stream), 1)
+    return timed(torch, lambda stream: chain(stream.cuda_stream), 1)
 
 
 _MARK_S = 1e-6  # of each spin of a mark
@@ -311,11 +310,11 @@ class EagerLauncher(StepLauncher):
 
             def once(stream: Any) -> None:
                 with torch.cuda.stream(stream):
-                    mark.launch(stream.cuda_stream)
+                    mark(stream.cuda_stream)
                     for _ in range(steps):
                         self.run()
                     if tail is not None:
-                        tail.launch(stream.cuda_stream)
+                        tail(stream.cuda_stream)
 
             rounds = self._rounds_at_once(once)
             as_here = _settings(torch)

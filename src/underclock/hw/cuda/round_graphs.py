@@ -169,21 +169,12 @@ def _attributes(driver: Any, handle: Any) -> str:
     return ", ".join(words)
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """A graph of our own, ready to be launched."""
-
-    executable: Any  # the driver's own; valid in the block of `chained`
-
-    def launch(self, stream: int) -> None:
-        """Launch all nodes once."""
-        driver = cuda()
-        check("launch a graph", driver.cuGraphLaunch(self.executable, driver.CUstream(stream)))
-
-
 @contextmanager
-def chained(nodes: Sequence[GraphNode]) -> Iterator[Chain]:
-    """Put nodes of a captured graph, which must outlive the block, into a graph of our own."""
+def chained(nodes: Sequence[GraphNode]) -> Iterator[Callable[[int], None]]:
+    """Put nodes of a captured graph, which must outlive the block, into a graph of our own.
+
+    What is yielded launches all of them once, on a stream.
+    """
     driver = cuda()
     with ExitStack() as stack:
         graph = check("make a graph", driver.cuGraphCreate(0))
@@ -195,7 +186,9 @@ def chained(nodes: Sequence[GraphNode]) -> Iterator[Chain]:
                 last = [added]
         executable = check("instantiate a graph", driver.cuGraphInstantiate(graph, 0))
         stack.callback(driver.cuGraphExecDestroy, executable)
-        yield Chain(executable)
+        yield lambda stream: check(
+            "launch a graph", driver.cuGraphLaunch(executable, driver.CUstream(stream))
+        )
 
 
 def _added(driver: Any, graph: Any, node: GraphNode, after: list[Any]) -> Any:
