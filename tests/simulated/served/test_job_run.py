@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import job_kills
+from launched import TWO_RANKS
 from made_jobs import job, slow_forwards
 from underclock.errors import DataError, UsageError
 from underclock.hw.nvml_calls import SIMULATOR
@@ -42,11 +43,6 @@ def control(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         yield made
 
 
-def _torchrun(steps: int) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    return [*torchrun, str(_TESTS / "pipelined.py"), str(steps)]
-
-
 def _plan(data: int = 1, unit_s: float = 0.02) -> JobPlan:
     return slow_forwards(job(data=data, transfer_s=(1e-3,), reduce_s=2e-3, unit_s=unit_s))
 
@@ -67,7 +63,11 @@ def test_each_rank_is_held_by_its_part_and_given_back(control: Control, tmp_path
     log, plan = tmp_path / "log.jsonl", tmp_path / "job.plan.json"
     write_document(plan, _plan(unit_s=0.01))
     told: list[str] = []
-    ran = run(plan, _torchrun(32), HowToRun(window=8, log=log, tell=told.append))
+    ran = run(
+        plan,
+        [*TWO_RANKS, str(_TESTS / "pipelined.py"), "32"],
+        HowToRun(window=8, log=log, tell=told.append),
+    )
 
     assert (ran.code, ran.why) == (0, "the training process ended")
     assert _as_found(control)

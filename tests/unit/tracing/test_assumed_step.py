@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from launched import TWO_RANKS
 from recorded import read
 from traced_ranks import BACKWARD_S, FORWARD_S, durations_s
 from underclock.app import main
@@ -212,9 +213,8 @@ _NAMES = ["GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where two ranks left the traces of all schedules; the last one's by the command."""
     folder = tmp_path_factory.mktemp("traces")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [sys.executable, "-m", "underclock", "trace", "--assume"]
-    command += ["-o", str(folder / "1F1B.json"), "--", *torchrun]
+    command += ["-o", str(folder / "1F1B.json"), "--", *TWO_RANKS]
     command += [str(_TESTS / "pipelined_training.py"), str(folder), *_NAMES]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_TESTS)}
     done = subprocess.run(
