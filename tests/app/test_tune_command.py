@@ -29,7 +29,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.py").write_text(SCRIPT)
 
 
-def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_script_is_tuned_once_and_held_and_python_finds_the_same_plan(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     main([*_TUNE, "--", sys.executable, "train.py", "4"])
 
     said = capfd.readouterr()
@@ -42,6 +44,7 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
     assert step.is_assumed
     assert plan.workload == "train"
     assert (plan.headline.energy_change or 0.0) < -0.01
+    assert plan.answer[0] in said.out
     assert "report.html" in said.out
     assert "Next: the same command with --hold" in said.out
     taken = _on_file()
@@ -56,22 +59,15 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
     assert "plan.json is there already" in said.err
     assert said.out.count("trained") == 1  # tracing it again would have ended it before
     assert "steps seen" in said.out
+    assert underclock.tune([sys.executable, "train.py", "4"], gpu="sim:a100", to="tuned") == plan
 
 
-def test_python_finds_the_same_plan_and_counts_what_a_command_draws(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    main([*_TUNE, "--", sys.executable, "train.py", "4"])
-
-    found = underclock.tune([sys.executable, "train.py", "4"], gpu="sim:a100", to="tuned")
-
-    assert found == read_document(Path("tuned/plan.json"), Plan)
-    assert found.answer[0] in capfd.readouterr().out
+def test_python_counts_what_a_command_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="cannot sum by 'year'"):
         underclock.saved("year")
-    with served_gpus("a100", Path("gpu.sock")), pytest.MonkeyPatch.context() as patched:
-        patched.setenv(SIMULATOR, "gpu.sock")
-        patched.setenv(LEDGER, "ledger.jsonl")
+    with served_gpus("a100", Path("gpu.sock")):
+        monkeypatch.setenv(SIMULATOR, "gpu.sock")
+        monkeypatch.setenv(LEDGER, "ledger.jsonl")
         assert underclock.observe(f"{sys.executable} train.py 4").energy_j
         (total,) = underclock.saved()
     assert (total.against, total.saved_j) == ("observed", 0.0)
