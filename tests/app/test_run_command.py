@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from free_time import free_s
 from small_training import SCRIPT, plan
 from underclock.app import main
 from underclock.hw.base import SystemClock
@@ -127,10 +128,10 @@ def test_a_command_deaf_to_signals_ends_within_5_s_and_clocks_are_given_back(
         until_s = clock.now_s() + 60.0
         while not began.exists() and clock.now_s() < until_s:
             clock.sleep_s(0.02)
-        asked_s = clock.now_s()
+        asked_s = free_s()
         os.kill(process.pid, number)
         _, err = process.communicate(timeout=30.0)
-        took_s = clock.now_s() - asked_s
+        took_s = free_s() - asked_s
 
     assert took_s < 5.0
     assert process.returncode == 128 + number
@@ -165,10 +166,10 @@ def test_a_driver_that_hangs_keeps_no_command_and_nothing_is_said_to_be_given_ba
         while not began.exists() and clock.now_s() < until_s:
             clock.sleep_s(0.02)
         control.fault("setter_hangs", 8.0)
-        asked_s = clock.now_s()
+        asked_s = free_s()
         process.terminate()
         assert process.wait(30.0) == 143
-        took_s = clock.now_s() - asked_s
+        took_s = free_s() - asked_s
         control.heal()
 
     assert took_s < 5.0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from free_time import free_s
 from launched import TORCHRUN, TWO_RANKS
 from underclock.app import launching
 from underclock.app.looking import TraceRequest
@@ -211,10 +212,10 @@ def test_what_ends_the_launcher_ends_the_command(number: signal.Signals) -> None
             assert time.monotonic() < deadline_s
             threading.Event().wait(0.1)
         tracing.send_signal(number)
-        tracing.wait(5.0)
-    deadline_s = time.monotonic() + 5.0
+        asked_s = free_s()
+        tracing.wait(60.0)
     while processes_of(*words):
-        assert time.monotonic() < deadline_s
+        assert free_s() < asked_s + 5.0
         threading.Event().wait(0.1)
     # A SIGKILL leaves the file that was set aside.
     assert number == signal.SIGKILL or Path("last.pt").read_text() == "step 90000"
