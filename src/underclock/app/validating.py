@@ -114,7 +114,7 @@ def validate(
             f"the plan of {plan.workload} has no order of launches, so no step can run under it",
             hint="plan samples of a traced step or a workload",
         )
-    if course.changes:
+    if len(set(course.clocks)) > 1:
         name.need(Capability.SCHEDULE)
     with _opened(plan, course, name, measuring, seed + _SEED_OFFSET, run) as steps:
         gpu_info = steps.measurer.info()
@@ -152,7 +152,7 @@ def _opened(
     """Open a GPU that runs the arms: at clocks that are held, and under the plan's schedule."""
     measuring = measuring or (OWN_HEAT if name.is_simulated else QUICK)
     kernels = [plan.step.kernels[index] for index in plan.step.order]
-    if not course.changes:
+    if len(set(course.clocks)) == 1:
         with open_measurer(
             name.text, measuring=measuring, seed=seed, step=plan.step, run=run
         ) as measurer:

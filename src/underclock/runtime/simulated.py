@@ -164,11 +164,6 @@ class Scheduled:
     # how long after each launch begins a change to its clocks is to happen; by default as it begins
     aims_s: tuple[float, ...] = ()
 
-    @property
-    def changes(self) -> bool:
-        """Whether clocks change within a step."""
-        return len(set(self.clocks)) > 1
-
 
 @dataclass(frozen=True, slots=True)
 class ScheduledLauncher:

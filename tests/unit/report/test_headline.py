@@ -13,8 +13,6 @@ from invented import (
     ARMS,
     LATENCY_PLAN,
     MINUS,
-    PLAN,
-    VALIDATION,
     Seen,
     choices,
     cost,
@@ -41,9 +39,7 @@ from underclock.records import (
     Status,
     Step,
     Strategy,
-    Verdict,
 )
-from underclock.records.answers import answer_of
 from underclock.report import page, plan_details, plan_parts
 from underclock.report.answer import (
     auto_clock_sentence,
@@ -58,13 +54,6 @@ from underclock.report.wording import (
     energy_text,
     gap_text,
 )
-
-
-def test_where_a_latency_is_given_the_answer_is_what_a_gpu_can_follow() -> None:
-    seen = Seen(page(LATENCY_PLAN, None)).text
-
-    assert seen.startswith("Saves 5.1 % of energy: 150 kWh or 38 EUR a GPU-year")
-    assert "Takes 0.10 % less time (0 % allowed), if clocks take 20 ms to change." in seen
 
 
 def test_page_terminal_and_notebook_give_the_same_answer_first() -> None:
@@ -86,22 +75,6 @@ def test_the_answer_is_whole_on_a_narrow_terminal(width: int) -> None:
     assert max(map(len, lines)) <= width
     assert " ".join(" ".join(lines).split()).startswith(" ".join(LATENCY_PLAN.answer))
     assert len(parts) == 4
-
-
-def test_a_run_again_is_part_of_the_answer() -> None:
-    found = msgspec.structs.replace(VALIDATION, verdict=Verdict.NOT_KEPT)
-
-    assert answer_of(PLAN, found)[2].endswith(
-        "Run again 3 times, measured: energy -14.5 %, time +0.6 %: promise not kept."
-    )
-
-
-def test_the_details_come_after_the_answer_and_name_the_bound() -> None:
-    said = shown(LATENCY_PLAN)
-
-    assert "a bound: at once" in said.split("clocks chosen")[1]
-    assert "* each stretch" in said
-    assert "top savings of a step: simulated" in said
 
 
 def measured(**changes: object) -> Plan:
@@ -288,14 +261,6 @@ def choice(core_mhz: int | None, energy_change: float) -> Choice:
     )
 
 
-def test_a_plan_that_sets_nothing_says_so_and_what_time_would_give() -> None:
-    assert auto_plan_sentence(auto_plan()) == (
-        "the plan is auto: no other clocks surely save energy at ≤ 0 % slower; at 0.5, 1 and 2 % "
-        "slower about -5.0, -10.0 and -12.0 % energy is expected, if clocks changed at once: a "
-        "bound, not promised"
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "end"),
     [
@@ -379,20 +344,6 @@ def test_a_gpu_year_is_the_mean_power_of_the_step_for_a_year() -> None:
 
     assert said is not None
     assert [float(each) for each in said.groups()] == pytest.approx([kwh, kwh / 4.0], rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("arm", "doubtful"),
-    [
-        (achievable(-0.12, 0.02), True),
-        (achievable(-0.12, 0.0), True),
-        (achievable(-0.12, -0.001), False),
-        (achievable(0.01, 0.02, energy_change=0.015), False),
-        (achievable(None), False),
-    ],
-)
-def test_a_plan_that_may_save_nothing_promises_nothing(arm: Arm, *, doubtful: bool) -> None:
-    assert planned(arm).answer[0].startswith("No saving is promised") == doubtful
 
 
 @pytest.mark.parametrize(

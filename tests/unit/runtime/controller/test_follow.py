@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from followed import CLOCK, Asked, Given, Virtual
 from small_training import plan
-from underclock.errors import NotPermittedError, NotSupportedError, UnderclockError
+from underclock.errors import NotPermittedError, NotSupportedError
 from underclock.hw.base import SystemClock
 from underclock.hw.nvml_calls import Value
 from underclock.learning.blocks import JobLearning
@@ -176,13 +176,6 @@ def test_a_trainer_that_was_started_again_is_counted_with_those_before(
     assert end.restarts == len(counts) - 1
 
 
-def test_a_dry_run_asks_for_the_same_and_sets_nothing(bench: Bench) -> None:
-    bench.steps(bench.follow(None), 5)
-
-    asks = [line.to_mhz for line in bench.lines() if isinstance(line, AskLine)]
-    assert {1110, None} == set(asks)
-
-
 @pytest.mark.parametrize(("setter", "overruled"), [(None, False), (Asked(), True)])
 def test_clocks_that_nobody_asked_for_overrule_no_lock(
     bench: Bench, setter: Asked | None, *, overruled: bool
@@ -339,61 +332,6 @@ def test_a_line_that_a_full_disk_cuts_does_not_spoil_the_next(tmp_path: Path) ->
 
     assert log.lost == 2
     assert [line.text for line in read_log(path) if isinstance(line, EventLine)] == ["whole"]
-
-
-class Reads:
-    """A GPU that answers, and sometimes does not."""
-
-    def __init__(self) -> None:
-        self.lost = False
-
-    def energy_j(self) -> float:
-        if self.lost:
-            raise UnderclockError("the GPU is gone")
-        return 5.0
-
-    def observed(self) -> Clocks:
-        return Clocks(core_mhz=1500, mem_mhz=9501)
-
-    def throttle_reasons(self) -> ThrottleReason:
-        return ThrottleReason.NONE
-
-    def power_w(self) -> float:
-        return 200.0
-
-    def power_limit_w(self) -> None:
-        """Return nothing: this GPU has none."""
-
-    def temperature_c(self) -> float:
-        return 40.0
-
-
-def test_gauges_are_read_until_they_are_closed() -> None:
-    gpu = Reads()
-    gauges = Gauges(gpu, CLOCK)  # type: ignore[arg-type]
-    _wait(lambda: bool(gauges._taken))  # noqa: SLF001 - taking would empty it
-    (first, *_) = gauges.taken()
-    gpu.lost = True
-    _wait(lambda: bool(gauges.error))
-    gauges.close()
-
-    assert (first.power_w, first.energy_j, first.clocks.core_mhz) == (200.0, 5.0, 1500)
-    assert first.limit_w is None
-    assert gauges.error == "the GPU is gone"
-
-
-def test_how_long_a_clock_takes_to_be_there_is_read() -> None:
-    gauges = Gauges(Reads(), CLOCK)  # type: ignore[arg-type]
-    assert (gauges.follows_s(1502) or math.nan) < 0.1
-    assert gauges.follows_s(1600) is None
-    gauges.close()
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    until_s = CLOCK.now_s() + 5.0
-    while not condition():
-        assert CLOCK.now_s() < until_s
-        CLOCK.sleep_s(0.002)
 
 
 _WAIT_S = 0.36  # as a controller that compares arms waits between readings

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from underclock.errors import DataError
-from underclock.records import AUTO, Clocks, ClockSchedule, Segment, ThrottleReason
+from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import LatencyTable, Switch
-from underclock.runtime.machine.clock_domains import DomainChanges, Lock, LockState
+from underclock.runtime.machine.clock_domains import Lock, LockState
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import (
     Ask,
@@ -20,7 +20,6 @@ from underclock.runtime.machine.timetable import (
     State,
     Timetable,
     timetable,
-    timetable_of,
 )
 from underclock.units import Domain
 
@@ -225,18 +224,6 @@ def test_whoever_looks_late_knows_how_many_steps_ended(
     if whole and whole == passed[-1].number + passed[-1].steps:  # none began anew
         assert passed[0].number == 0
         assert passed[-1].ended_s / whole == pytest.approx(step_s, rel=1.0 / whole)
-
-
-@pytest.mark.parametrize("first", [5, 6])
-def test_steps_that_nobody_counts_are_told_once(first: int) -> None:
-    machine = Machine(table_of(marks=(0, 4)))
-    for step in range(3):
-        machine.saw(1, 0.08 * step, first)
-        machine.saw(2, 0.08 * step + 0.04, 5)
-
-    assert [step.counted for step in machine.passed()] == [False, False]
-    assert [text for _, text in machine.events if "not counted" in text]
-    assert len(machine.events) == 1
 
 
 def stand_still(player: Player, power_w: float | None) -> tuple[float, float]:
@@ -524,29 +511,6 @@ def test_what_a_rank_computes_is_told_apart_from_what_it_waits() -> None:
 
 
 TABLE = LatencyTable.constant(6e-3)
-
-
-def test_a_plans_schedule_becomes_changes_round_and_round() -> None:
-    schedule = ClockSchedule(
-        segments=(
-            Segment(launches=2, clocks=Clocks(core_mhz=900), aim_s=-1e-3),
-            Segment(launches=1, clocks=Clocks(core_mhz=1500), aim_s=2e-3),
-        ),
-        switches=2,
-        latency="6ms",
-        latencies=TABLE,
-        launch_s=(0.1, 0.2, 0.3),
-    )
-    made = timetable_of(schedule, (0, 2))
-
-    assert made.upto_s == pytest.approx((0.0, 0.1, 0.3, 0.6))
-    assert [(c.at, c.to_mhz, c.aim_s) for c in made.changes[Domain.CORE]] == [
-        (0, 900, -1e-3),
-        (2, 1500, 2e-3),
-    ]
-    assert (made.launches, made.planned, made.calls) == (3, 2, 0.0)
-    core = DomainChanges(made.changes[Domain.CORE], made.launches)
-    assert [core.launch(number) for number in (-1, 0, 1, 2)] == [-1, 0, 2, 3]
 
 
 def test_latencies_must_know_the_clock_that_changes() -> None:
