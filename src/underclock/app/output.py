@@ -264,12 +264,12 @@ def _shown(title: str, every_s: float = _EVERY_S) -> Iterator[_Show]:
 
     from underclock.hw.base import SystemClock
 
-    console = Console(stderr=True)
+    console, lines = Console(stderr=True), PlainLines(title, SystemClock())
     if console.is_terminal:
-        with _bar(title, console) as show:
+        with _bar(lines, console) as show:
             yield show
         return
-    lines, ended = PlainLines(title, SystemClock()), threading.Event()
+    ended = threading.Event()
 
     def print_lines() -> None:
         while not ended.wait(every_s):
@@ -303,25 +303,29 @@ class PlainLines:
 
     def line(self) -> str:
         """Return it."""
-        now_s = self._clock.now_s()
-        share, phase_s = self._share, now_s - self._phase_s
-        left_s = phase_s * (1 - share) / share if share and share >= _TELLING else None
         words = [self._fields.get(name) for name in ("count", "gpu_time", "doing")]
         said = ", ".join(str(word) for word in words if word)
-        times = times_text(now_s - self._begun_s, left_s)
-        return f"{self._fields['description']}: {said + '; ' if said else ''}{times}"
+        return f"{self._fields['description']}: {said + '; ' if said else ''}{self.times()}"
+
+    def times(self) -> str:
+        """Say how long it has taken, and how much longer its phase takes where that is known."""
+        now_s, share = self._clock.now_s(), self._share
+        left_s = (now_s - self._phase_s) * (1 - share) / share if share else 0.0
+        taken = dt.timedelta(seconds=int(now_s - self._begun_s))
+        if left_s < 1.0 or (share or 0.0) < _TELLING:
+            return f"{taken}"
+        return f"{taken}, {dt.timedelta(seconds=int(left_s))} left"
 
 
 @contextmanager
-def _bar(title: str, console: "Console") -> Iterator[_Show]:
+def _bar(lines: PlainLines, console: "Console") -> Iterator[_Show]:
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.table import Column
     from rich.text import Text
 
     class Times(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            known = task.percentage >= 100.0 * _TELLING
-            return Text(times_text(task.elapsed, task.time_remaining if known else None))
+        def render(self, _task: Task) -> Text:
+            return Text(lines.times())
 
     columns = (
         TextColumn("{task.description}"),
@@ -335,17 +339,10 @@ def _bar(title: str, console: "Console") -> Iterator[_Show]:
         ),
     )
     with Progress(*columns, console=console, transient=True, expand=True) as bar:
-        number = bar.add_task(title, total=None, count="", gpu_time="", doing="")
+        number = bar.add_task(lines.title, total=None, count="", gpu_time="", doing="")
 
-        def show(**fields: object) -> None:
-            if fields.get("description", title) != bar.tasks[0].description:
-                bar.reset(number)  # a phase has a pace of its own
-            bar.update(number, **fields)  # type: ignore[arg-type]
+        def show(**fields: Any) -> None:
+            lines.show(**fields)
+            bar.update(number, **fields)
 
         yield show
-
-
-def times_text(elapsed_s: float | None, left_s: float | None) -> str:
-    """Say how long it has taken, and how long it will."""
-    taken = dt.timedelta(seconds=int(elapsed_s or 0.0))
-    return f"{taken}" if left_s is None else f"{taken}, {dt.timedelta(seconds=int(left_s))} left"

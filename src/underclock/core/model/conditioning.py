@@ -16,6 +16,7 @@ quantities of a kernel: times, then powers.
 """
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -298,6 +299,7 @@ def likeliest_sizes(
     repeated = bool(observed.freedom.sum() > _REPEATS) or usual.row == _NONE
     features: dict[float, Features] = {}
 
+    @functools.cache
     def worth(sizes: Sizes) -> float:
         if sizes.length not in features:
             features[sizes.length] = Features.of(some, targets, sizes.length)
