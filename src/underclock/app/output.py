@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -249,11 +248,10 @@ def counted_bar(
 
 
 @contextmanager
-def phase_bar(title: str, phases: Sequence[StrEnum]) -> Iterator[Callable[[StrEnum], None]]:
-    """Show which of some phases goes on, by its value."""
-    every = list(phases)
-    with counted_bar(title) as show:
-        yield lambda phase: show(every.index(phase), len(every), phase)
+def phase_bar(title: str) -> Iterator[Callable[[str], None]]:
+    """Show what goes on, where nothing says how long that takes."""
+    with _shown(title) as show:
+        yield lambda doing: show(doing=clean(doing))
 
 
 @contextmanager
@@ -286,9 +284,10 @@ def _shown(title: str, every_s: float = _EVERY_S) -> Iterator[_Show]:
 
 
 class PlainLines:
-    """What the next line says of something that takes long."""
+    """What the next line says of something that takes long, and the times on its bar."""
 
     def __init__(self, title: str, clock: "Clock") -> None:
+        self.title = title
         self._clock = clock
         self._begun_s = self._phase_s = clock.now_s()
         self._fields: dict[str, object] = {"description": title}
@@ -341,8 +340,8 @@ def _bar(lines: PlainLines, console: "Console") -> Iterator[_Show]:
     with Progress(*columns, console=console, transient=True, expand=True) as bar:
         number = bar.add_task(lines.title, total=None, count="", gpu_time="", doing="")
 
-        def show(**fields: Any) -> None:
-            lines.show(**fields)
-            bar.update(number, **fields)
+        def show(**fields: object) -> None:
+            lines.show(**fields)  # type: ignore[arg-type]
+            bar.update(number, **fields)  # type: ignore[arg-type]
 
         yield show

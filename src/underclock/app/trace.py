@@ -74,7 +74,7 @@ def command(
     """
     from underclock.tracing.held import trace
     from underclock.tracing.job_files import ProcessRank, told_of_ranks
-    from underclock.tracing.source import TRACING, is_command
+    from underclock.tracing.source import is_command
 
     if is_command(workload):
         if grid or sizes:
@@ -101,7 +101,7 @@ def command(
     folder = to.output.parent if to.output and to.output != STDOUT else None
     numbers = dict(map(_size, sizes))
     keep = _keep(to, workload) if rank is not None and folder else None
-    shown = phase_bar("tracing", TRACING) if prints else nullcontext(lambda _phase: None)
+    shown = phase_bar("tracing") if prints else nullcontext(lambda _phase: None)
     with shown as show:  # of several ranks one shows its progress
         traced = trace(workload, folder=folder, assume=assume, progress=show, keep=keep, **numbers)
     differs = told_of_ranks(traced, given, rank) if given and rank else ()
@@ -113,14 +113,14 @@ def _trace_command(
     words: tuple[str, ...], to: Delivery, *, latest: int, assume: bool, allow_writes: bool
 ) -> None:
     from underclock.app.launching import trace_command
-    from underclock.tracing.source import TRACING, TrainingCommand
+    from underclock.tracing.source import TrainingCommand
 
     to.check()
     command = TrainingCommand.of(words, latest=latest)
     say(
         f"running {shlex.join(command.words)} for real, until one of its steps was traced", err=True
     )
-    with phase_bar("tracing", TRACING) as show:
+    with phase_bar("tracing") as show:
         ranks = trace_command(
             command,
             to=None if to.output is None or to.output == STDOUT else to.output,
@@ -201,7 +201,7 @@ def _trace_family(
 ) -> None:
     from underclock.store import check_output, write_document
     from underclock.tracing.held import family, shared_kernels
-    from underclock.tracing.source import TRACING, sized_name
+    from underclock.tracing.source import sized_name
 
     if workload.endswith(".py"):
         raise UsageError(
@@ -217,7 +217,7 @@ def _trace_family(
     for path in paths if to.output.is_dir() else ():
         check_output(path, force=to.force, begins="{")
     steps = []
-    with phase_bar("tracing", TRACING) as show:
+    with phase_bar("tracing") as show:
         traced = family(workload, members, to.output, assume=assume, progress=show)
         for path, step in zip(paths, traced, strict=True):
             to.output.mkdir(parents=True, exist_ok=True)  # now that there is something to keep

@@ -14,8 +14,8 @@ from underclock.app import measure as measuring
 from underclock.app import run as running
 from underclock.app.options import DURATION, FRACTION, details_option, folder_option
 from underclock.app.output import (
-    counted_bar,
     make_folder,
+    phase_bar,
     print_table,
     say,
     share_bar,
@@ -106,8 +106,7 @@ def command(
         if assume:
             measuring.command(both, standalone_mode=False)
         elif traced and not step.obstacle:
-            with counted_bar("measuring") as show:
-                answers.show = lambda answer: show(0, 0, answer)
+            with phase_bar("measuring") as answers.show:
                 measuring.measure_in_command(training, both, meanwhile=answers.refresh)
         elif not samples.exists():
             raise NotSupportedError(
@@ -142,20 +141,19 @@ def _traced(
     from underclock.app.launching import trace_command
     from underclock.app.tuning import keep_running, traced_before
     from underclock.store import write_document
-    from underclock.tracing.source import TRACING, TracePhase
 
     step = traced_before(command, file, assume=assume)
     if step is None:
         say(f"running {shlex.join(command.words)} for real, until a step was traced", err=True)
-        with counted_bar("tracing") as show:
-            answers.show = lambda answer: show(len(TRACING), len(TRACING), answer)
+        with phase_bar("tracing") as show:
+            answers.show = show
             ranks = trace_command(
                 command,
                 to=file,
                 assume=assume,
                 force=True,
                 measure=() if assume else measure,
-                progress=lambda phase: show([*TracePhase].index(phase), len(TRACING), phase),
+                progress=show,
                 say=partial(say, err=True),
                 meanwhile=answers.refresh,
             )

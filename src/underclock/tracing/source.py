@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.cuda.driver import INSTALL_TORCH
@@ -42,10 +42,6 @@ class TracePhase(StrEnum):
     CAPTURING = "capturing the step"
     CHECKING = "capturing it again, to see that it stays the same"
     MEASURING = "measuring the step's kernels"
-
-
-TRACING: Final = tuple(phase for phase in TracePhase if phase is not TracePhase.MEASURING)
-"""Phases of tracing alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
