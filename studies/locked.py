@@ -114,7 +114,7 @@ class Board:
     def predict(self, sweep: Sweep, unit: Unit | None = None) -> tuple[Floats, Floats]:
         """Return rate and power in W of each row, held at the limit as the power loop does."""
         bins_mhz = np.array(self.gpu.core_mhz, dtype=float)
-        log_power, log_time = band_costs(self.gpu, bins_mhz)
+        log_power, log_time = band_costs(self.gpu.bands, bins_mhz)
         if unit is not None:
             log_power, log_time = np.log(unit.power), np.log(unit.time)
         drawn_w = self.power_w(bins_mhz, 0.75 * sweep.limit_w, unit) * np.exp(log_power)
@@ -145,7 +145,7 @@ def fitted(name: str, sweep: Sweep, locked: Accuracy | None = None) -> Board:
 
     def off(vector: Floats) -> Floats:
         board = made(vector)
-        log_power, log_time = band_costs(board.gpu, rows.asked_mhz)
+        log_power, log_time = band_costs(board.gpu.bands, rows.asked_mhz)
         power_w = board.power_w(rows.asked_mhz, rows.power_w)
         watts = np.log(power_w / rows.power_w) + log_power
         rate = np.log(board.rate * rows.asked_mhz / rows.rate) - log_time

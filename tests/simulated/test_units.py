@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from underclock.gpus.models import Accuracy, Calibration, gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.hw.simulated.boards import GAIN_WITHIN, WANDER_SPREAD, Drift, Unit
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import LaunchLoop
@@ -46,10 +46,11 @@ def test_a_unit_is_always_the_same_and_units_differ_in_what_they_draw_at_each_cl
     assert all(abs(unit.gain - 1.0) <= GAIN_WITHIN and 0.0 <= unit.lost <= 0.063 for unit in made)
     powers = np.log([unit.power for unit in made])
     assert powers.std() == pytest.approx(np.hypot(0.031, 0.005), rel=0.1)
-    # Levels: most clocks draw what the next does but for fine steps, some leap.
-    steps = np.abs(np.diff(powers))
+    # Levels: most clocks draw what the next does but for fine steps, some leap within 45 MHz.
+    bins = round(45 / (_MODEL.core_mhz[1] - _MODEL.core_mhz[0]))
+    steps = np.abs(powers[:, bins:] - powers[:, :-bins])
     assert np.median(steps) < 0.01
-    assert np.quantile(steps, 0.99) > 0.03
+    assert np.quantile(steps, 0.97) > 0.03
     assert np.corrcoef(powers[:, 0], powers[:, -1])[0, 1] == pytest.approx(0.0, abs=0.25)
 
 
@@ -63,15 +64,7 @@ def test_smooth_units_keep_gain_leakage_and_voltage_and_have_nothing_else() -> N
     assert (set(kind.power.tolist()), set(kind.time.tolist()), kind.lost) == ({1.0}, {1.0}, 0.0)
 
 
-def test_errors_at_locked_clocks_widen_what_units_draw() -> None:
-    locked = Calibration(locked=Accuracy(time=0.01, power=0.08, rows=9))
-    worse = dataclasses.replace(_MODEL, calibration=locked)
-    powers = np.log([Unit.of(worse, number).power for number in range(1, 200)])
-
-    assert powers.std() == pytest.approx(1.2533 * 0.08, rel=0.1)
-
-
-def test_a_band_costs_power_and_time_at_its_clocks_on_every_unit() -> None:
+def test_a_band_costs_power_and_time_at_its_clocks_on_every_unit_as_deep_as_it_has_it() -> None:
     model = gpu_model("h200")
     centre = int(np.argmin(np.abs(np.array(model.core_mhz) - model.bands[0][0])))
     far = model.core_mhz.index(1980)
@@ -80,8 +73,10 @@ def test_a_band_costs_power_and_time_at_its_clocks_on_every_unit() -> None:
         for unit in (Unit.of(model, number) for number in range(1, 100))
     ]
 
-    assert statistics.median(power for power, *_ in ratios) == pytest.approx(1.27, rel=0.06)
-    assert {round(time, 3) for _, time, _ in ratios} == {1.138}
+    powers, times = np.log([each[:2] for each in ratios]).T
+    assert np.median(powers) == pytest.approx(np.log(1.27), rel=0.2)
+    assert np.median(times) == pytest.approx(np.log(1.138), rel=0.1)
+    assert 0.15 < times.std() / times.mean() < 0.3
     assert {round(time, 3) for *_, time in ratios} == {1.0}
 
 

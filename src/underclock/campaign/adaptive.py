@@ -29,6 +29,7 @@ from underclock.core.planning.strategies import choose_kernels
 from underclock.core.steering import IDLING, next_thinned
 from underclock.core.step.cost_table import CostTable, cost_table
 from underclock.core.step.power_cap import driver_says
+from underclock.core.step.power_capped_step import fixed_costs
 from underclock.core.step.whole_step import WHOLE_STEPS
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
@@ -82,7 +83,7 @@ def worth_of_samples(
         limit_s = table.auto_time_s * (1.0 + goal.max_slowdown)
         price_w = price_within(table.time_s, table.energy_j, limit_s)
         gains += improvement(costs, looks, price_w, planned)
-    known = dataclasses.replace(costs, step_error=(0.0, 0.0))
+    known = dataclasses.replace(costs, step_error=(0.0, 0.0), locked_error=None)
     made = [known.predicted_change(plan) for plan in plans if plan is not None]
     launch_s = np.where(np.isfinite(table.time_s), table.launches.time_s, np.inf)
     return (
@@ -150,6 +151,8 @@ _LEFT_TO_CHOOSE = 3.0  # samples of each kernel, of a small allowance, that wait
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 _MORE = 20  # samples on file, for each of which a round has one sample more
+_AT_LOCK = 3  # runs of the step at a locked clock, so that an odd one is seen
+_BELOW_LIMIT = 0.95  # of what auto draws at its limit: the cap then surely lets the step be
 _HURRIED = 3.0  # times the least that the first looks take: steps may be long, kernels many
 
 
@@ -355,12 +358,13 @@ class Adaptive(WindowPolicy):
             worth, self._unsure, half_width = worth_of_samples(
                 fit, self._campaign.goals, self._unused, self._bench.takes_s, self._taken
             )
+        steps = self._step_at_lock(fit, samples)
         # A table answers at once: its samples are limited by number, not by what is enough.
         short_of = half_width / self._campaign.precision
         self.short_of = short_of if self._runs and math.isfinite(short_of) else None
         if self._runs and short_of <= 1.0:
             self.why = "the promise is as sharp as asked"
-            return []
+            return steps
         # The kernels and settings of highest value, at most one setting a kernel.
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL, len(samples.samples) // _MORE)
         value, settings = worth.max(axis=1), fit.costs.table.settings
@@ -391,7 +395,30 @@ class Adaptive(WindowPolicy):
         if some and self._whole and self._rests_on_baseline(fit):
             # Kernels one by one leave the GPU cooler than the step does.
             some.append(Wanted(timed=False, warm=True))
-        return some
+        return [*some, *steps]
+
+    def _step_at_lock(self, fit: Estimate, samples: SampleSet) -> list[Wanted]:
+        """Return one more run of the whole step at a lock, where the cap holds it at auto.
+
+        That says what kernels sum up to in the step; at auto it cannot be told from the clock at
+        which the cap holds them. The clock is the fastest at which the cap is expected to let it
+        be, and one that it does hold is not tried again.
+        """
+        ran, table = samples.locked_steps, fit.costs.table
+        at_limit = any(driver_says(window.throttle_reasons) for window in samples.in_situ)
+        held = any(driver_says(window.throttle_reasons) is not False for window in ran)
+        if not (self._whole and at_limit and table.power_cap) or held or len(ran) >= _AT_LOCK:
+            return []
+        if ran:
+            return [Wanted(asked=ran[0].asked, timed=False, warm=True)]
+        time_s, energy_j = fixed_costs(table)
+        with np.errstate(invalid="ignore"):
+            below = energy_j / time_s < _BELOW_LIMIT * table.auto_w
+        own_mhz = table.settings[table.power_cap.boost].mem_mhz
+        clocks = [c for c, fits in zip(table.settings, below.tolist(), strict=True) if fits]
+        clocks = [c for c in clocks if c in self._settings and c.mem_mhz == own_mhz and c.core_mhz]
+        fastest = max(clocks, key=lambda each: each.core_mhz or 0, default=None)
+        return [] if fastest is None else [Wanted(asked=fastest, timed=False, warm=True)]
 
     def _unused(self, settings: Sequence[Clocks]) -> Bools:
         """Return where there is an answer that was not yet given: a table has so many rows."""

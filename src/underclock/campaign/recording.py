@@ -225,7 +225,8 @@ class Recorder:
         launches = self.file.header.launches if wanted.is_step else ()
         if wanted.kernel:
             launches = (self._kernels[wanted.kernel],)
-        may_fail = wanted.is_step and wanted.mix == ALONE and not wanted.timed
+        by_itself = wanted.is_step and wanted.mix == ALONE and not wanted.timed
+        may_fail = by_itself and (self.whole or wanted.asked.is_auto)
         timed = wanted.timed
         if may_fail:
             timed = self.can_time and (self.whole or repeat < _TIMED)

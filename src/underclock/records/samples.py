@@ -373,6 +373,13 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
         return tuple(w for w in self.windows if not w.kernel and w.mix == ALONE and w.asked.is_auto)
 
     @cached_property
+    def locked_steps(self) -> tuple[Window, ...]:
+        """Windows of the whole step by itself at one locked core clock."""
+        return tuple(
+            w for w in self.windows if not w.kernel and w.mix == ALONE and w.asked.core_mhz
+        )
+
+    @cached_property
     def mixed(self) -> tuple[Window, ...]:
         """Windows that tell more than their whole: with co-load, or with launches timed inside."""
         return tuple(w for w in self.windows if w.kernel_s or w.mix != ALONE)

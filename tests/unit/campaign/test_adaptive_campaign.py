@@ -16,6 +16,7 @@ from underclock.campaign.grid import Campaign, Grid
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.sample_sets import odd_repeats
 from underclock.core.planning.best_choice import Goal
+from underclock.core.step.power_cap import driver_says
 from underclock.errors import UsageError
 from underclock.hw.measurer import BRISK
 from underclock.physics.constants import KernelConstants
@@ -221,6 +222,24 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
     # One kernel is measured again and again, to see what heat does.
     often = Counter((s.kernel, s.asked) for s in sample_set.samples).most_common(1)[0][1]
     assert often >= 2
+
+
+def test_a_step_that_the_cap_holds_at_auto_runs_whole_at_a_lock_too(tmp_path: Path) -> None:
+    for kind, runs in ((Kind.GEMM, 3), (Kind.MEMORY, 0)):
+        some = [kernel for kernel in trace("gpt3-xl").kernels if kernel.kind is kind][:4]
+        kernels = tuple(msgspec.structs.replace(kernel, count=1) for kernel in some)
+        step = Step(name=str(kind), kernels=kernels, order=(0, 1, 2, 3))
+        sample_set = measure(
+            step,
+            gpu="sim:rtx3080ti#2",
+            to=tmp_path / f"{runs}.db",
+            campaign=Campaign(max_samples=60, slowdowns=(0.01,)),
+            measuring=BRISK,
+        )
+        steps = sample_set.locked_steps
+        assert len(steps) == runs
+        assert len({window.asked for window in steps}) == min(runs, 1)
+        assert not any(driver_says(window.throttle_reasons) for window in steps)
 
 
 def test_a_campaign_does_not_stop_because_its_plan_is_auto(tmp_path: Path) -> None:

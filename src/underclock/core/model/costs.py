@@ -172,6 +172,7 @@ class Costs:
             ``None`` where auto is the sum of its kernels.
         step_error: By how much more than errors of kernels the model misses the step at auto, as
             fractions: time, energy.
+        locked_error: The same of schedules that the cap lets be, where the step ran at a lock.
         boards: What the step takes in draws, each held by the cap, where auto is expected too.
         of_setting: Deviation of log energy that all kernels at one locked setting have in common,
             besides; 0 at the baseline. Shape (S,); ``None`` where none was seen to wander.
@@ -182,6 +183,7 @@ class Costs:
     shared: int
     auto_spread: tuple[float, float] | None = None
     step_error: tuple[float, float] = (0.0, 0.0)
+    locked_error: tuple[float, float] | None = None
     boards: DrawnCosts | None = None
     of_setting: Floats | None = None
 
@@ -215,9 +217,11 @@ class Costs:
         Args:
             choice: Index into the table's settings, of each launch. Shape (n,).
         """
-        cost, added = step_cost_and_heat(self.table, choice)
+        cost, added, is_held = step_cost_and_heat(self.table, choice)
         at_auto = bool((choice == self.table.baseline).all())
         time, energy = (0.0, 0.0) if at_auto else self.step_error
+        if self.locked_error is not None and not is_held:
+            time, energy = self.locked_error
         spreads = [0.0, 0.0]
         if self.boards is None:
             chosen = np.zeros(self.table.time_s.shape)

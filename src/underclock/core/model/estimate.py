@@ -69,10 +69,10 @@ from underclock.core.step.cost_table import (
     unmeasured,
     waited_counts,
 )
-from underclock.core.step.power_capped_step import known_step, memories_like_auto
+from underclock.core.step.power_capped_step import at_lock, known_step, memories_like_auto
 from underclock.core.step.whole_step import STEADY_C, temperature_c_of
 from underclock.physics.costs import AMBIENT_C, idle_w
-from underclock.records import GREATEST_MHZ, Clocks, SampleSet, Window
+from underclock.records import GREATEST_MHZ, Clocks, Closure, SampleSet, Window
 
 _ANEW = 1.3  # times the samples that were fitted, from which they are fitted anew
 # By how much more times, and energies, of kernels are off together than their rows say, one by one:
@@ -164,11 +164,10 @@ def estimate(
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     if not (whole or sample_set.mixed):
         return _of_kernels_alone(sample_set, measured, weights, before)
-    locked = tuple(
-        clocks for clocks in offered_settings(sample_set, auto) if clocks.core_mhz is not None
-    )
-    settings = with_boost(locked, sample_set)
+    offered = offered_settings(sample_set, auto)
+    settings = with_boost(tuple(c for c in offered if c.core_mhz is not None), sample_set)
     odd: tuple[str, ...] = ()
+    locked: Closure | None = None
     if known is None:
         odd = odd_repeats(sample_set)
         rows, model = fit_rows(sample_set, settings, weights)
@@ -187,9 +186,10 @@ def estimate(
     warnings = (*odd, *steering_notes(sample_set))
     table = _expected(measured, posterior, can, beside_j)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
-    under_cap = known_step(table, sample_set, rows.limit_w) if whole else None
-    if under_cap is not None:
-        table = dataclasses.replace(under_cap, heat=_heat(model, table, sample_set))
+    if whole:
+        warm = dataclasses.replace(table, heat=_heat(model, table, sample_set))
+        locked = at_lock(warm, sample_set)
+        table = known_step(warm, sample_set, rows.limit_w, locked) or table
     auto_spread = _auto_spread(posterior, sample_set) if whole else None
     costs = Costs(
         table=table,
@@ -197,9 +197,9 @@ def estimate(
         shared=posterior.shared,
         auto_spread=auto_spread,
         step_error=_step_error(table, auto_spread),
+        locked_error=_locked_error(locked, posterior) if locked else None,
         of_setting=None if posterior.of_setting is None else np.append(posterior.of_setting, 0.0),
     )
-    offered = offered_settings(sample_set, auto)
     to_visit = np.array([clocks in offered for clocks in settings], dtype=bool)
     return Estimate(
         costs=costs,
@@ -502,6 +502,17 @@ def _auto_spread(posterior: Posterior, sample_set: SampleSet) -> tuple[float, fl
         wider = float(stdtrit(freedom, _ONE_SIDE)) / ONE_SIDED
         spreads.append(wider * math.sqrt(each2 / len(values)))
     return math.hypot(spreads[0], _REPEATABLE), spreads[1]
+
+
+def _locked_error(locked: Closure, posterior: Posterior) -> tuple[float, float]:
+    """Return how unsure costs at locks are, of time and energy, at the scale of steps at one lock.
+
+    What kernels alone do not say of the step there is half as unsure at other clocks as it is large
+    (assumed). Power wanders over minutes, in which all of these steps run.
+    """
+    wander = 0.0 if posterior.of_setting is None else float(posterior.of_setting.max())
+    time = math.hypot(_REPEATABLE, 0.5 * math.log(locked.time))
+    return time, math.hypot(time, wander)
 
 
 def _step_error(table: CostTable, auto_spread: tuple[float, float] | None) -> tuple[float, float]:

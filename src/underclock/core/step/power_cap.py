@@ -76,6 +76,8 @@ class PowerCap:
     # that the driver chooses
     boost: int
     fading: Fading = SIMULATED  # how the past fades in the mean
+    # What a launch takes, in time and in energy, that the loop slows, over what its costs say.
+    slowed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ class SettledStep:
     time_s: Floats  # of each launch, (n,)
     energy_j: Floats  # of each launch, (n,)
     core_mhz: Floats  # of each launch, (n,)
+    is_held: bool = False  # whether the cap holds any
 
 
 def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
@@ -196,11 +199,12 @@ def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
     if greatest_mean_w(cap, time_s, energy_j) <= cap.limit_w:
         return SettledStep(time_s=time_s, energy_j=energy_j, core_mhz=core[choice])
     lowered = _lowered(cap.order, costs, choice)
-    each_s = costs.time_s[cap.order[:, None], lowered]
-    each_j = costs.energy_j[cap.order[:, None], lowered]
+    slowed = np.where(lowered != choice[:, None], cap.slowed, 1.0)
+    each_s = slowed * costs.time_s[cap.order[:, None], lowered]
+    each_j = slowed * costs.energy_j[cap.order[:, None], lowered]
     between = _settling(cap.fading.means_w(each_s, each_j), cap.limit_w)
     settled_s, settled_mhz, settled_j = map(between, (each_s, core[lowered], each_j))
-    return SettledStep(time_s=settled_s, energy_j=settled_j, core_mhz=settled_mhz)
+    return SettledStep(time_s=settled_s, energy_j=settled_j, core_mhz=settled_mhz, is_held=True)
 
 
 def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> Floats:
@@ -228,9 +232,12 @@ def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> 
         lowered = _lowered(pairs[0], boards[0], pairs[1])
         # Costs between ceilings are mixed, so twice as far apart they are hardly further off.
         lowered = lowered[:, :: -max(1, lowered.shape[1] // _CEILINGS)][:, ::-1]
+        slowed = np.where(lowered != pairs[1][:, None], cap.slowed, 1.0)
         times_s, energies_j = (
             np.tensordot(
-                count, np.stack([costs[pairs[0][:, None], lowered] for costs in each], axis=-1), 1
+                count,
+                np.stack([slowed * costs[pairs[0][:, None], lowered] for costs in each], axis=-1),
+                1,
             )
             for each in (
                 [boards[b].time_s for b in some.tolist()],

@@ -5,6 +5,11 @@ residual, the closure. All costs at locked clocks, and the power limit, are scal
 has auto as measured; the residual at auto then widens the error of other clocks and is never
 counted as a saving.
 
+Where power over clock is no curve, the model misses the clock at which the cap holds auto, and that
+says nothing of locked clocks. So where the step also ran whole at a locked clock that the cap let
+be, costs at locked clocks are scaled to that run, and what is left of the residual at auto is put
+on what the cap slows alone.
+
 The planner solves the same problem for one clock per kernel, per pass or per step: kernels that
 share a setting form one group.
 
@@ -129,15 +134,20 @@ def _ladder(
     return core[places], time_s.tolist(), (energy_j / time_s).tolist()
 
 
+_A_LITTLE = 0.01
+_MOST = 0.2  # that what the cap slows may be off by: where it slows little, little says how much
 _ROUNDS = 3  # of the temperature at auto, which its power depends on
 
 
-def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> CostTable | None:
+def known_step(
+    table: CostTable, sample_set: SampleSet, limit_w: float, locked: Closure | None = None
+) -> CostTable | None:
     """Put a step under its cap: its baseline is the step as measured, shared among its kernels.
 
     Args:
         table: Costs at locked clocks, cap apart; the baseline is its last setting.
         limit_w: Power at which kernels alone are held; ``inf`` where none was.
+        locked: What kernels sum up to at a lock over the step there (`at_lock`), where it ran so.
 
     Returns:
         ``None`` where a kernel's cost at boost is unknown, so that nothing can be said of auto.
@@ -148,6 +158,8 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> CostT
     boost = _boost(table, sample_set)
     if boost is None:
         return None
+    if locked is not None:
+        table = _at_scale(table, locked)
     order = np.array(sample_set.order, dtype=np.int64)
     real_s, real_j = step_means(sample_set.in_situ)
     if not math.isfinite(limit_w):
@@ -171,10 +183,46 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> CostT
         time=float(settled.time_s.sum()) / real_s, energy=float(settled.energy_j.sum()) / real_j
     )
     under = dataclasses.replace(table, closure=closure, power_cap=cap)
+    if locked is not None:
+        # At the limit time and energy are off alike, as the power is the limit.
+        asked, more = np.full(len(order), boost), dataclasses.replace(cap, slowed=1.0 + _A_LITTLE)
+        slowed_s = float(settle(more, table.launches, asked).time_s.sum() - settled.time_s.sum())
+        missing_s = (real_s - float(settled.time_s.sum())) * _A_LITTLE
+        missing = missing_s / slowed_s if slowed_s > 0.0 else 0.0
+        cap = dataclasses.replace(cap, slowed=1.0 + float(np.clip(missing, -_MOST, _MOST)))
+        return _with_auto(dataclasses.replace(under, power_cap=cap), settled, real_s, real_j)
     settled = dataclasses.replace(
         settled, time_s=settled.time_s / closure.time, energy_j=settled.energy_j / closure.energy
     )
     return _with_auto(at_scale_of_auto(under, closure), settled, real_s, real_j)
+
+
+def at_lock(table: CostTable, sample_set: SampleSet) -> Closure | None:
+    """Return what kernels sum up to over the whole step at one lock that the cap let be.
+
+    ``None`` where the step did not run so, or the cap did not hold it at auto either: then auto
+    itself says it.
+    """
+    steps = [w for w in sample_set.locked_steps if driver_says(w.throttle_reasons) is False]
+    auto = [w for w in sample_set.in_situ if driver_says(w.throttle_reasons)]
+    if not auto:
+        return None
+    warm_c = [w.temperature_c for w in auto if w.temperature_c is not None]
+    ratios = []
+    for step in steps:
+        at = table.settings.index(step.asked) if step.asked in table.settings else table.baseline
+        time_s, energy_j = float(table.time_s[:, at].sum()), float(table.energy_j[:, at].sum())
+        if at == table.baseline or not math.isfinite(time_s):
+            continue
+        cooler_j = 0.0  # costs are at the temperature of the step at auto
+        if table.heat is not None and step.temperature_c is not None and warm_c:
+            cooler_c = float(np.mean(warm_c)) - step.temperature_c
+            cooler_j = float(table.heat.w_per_c[at]) * cooler_c * step.time_s
+        ratios.append((time_s / step.time_s, energy_j / (step.energy_j + cooler_j)))
+    if not ratios:
+        return None
+    time, energy = np.mean(ratios, axis=0).tolist()
+    return Closure(time=time, energy=energy)
 
 
 def at_scale_of_auto(table: CostTable, closure: Closure) -> CostTable:
@@ -187,17 +235,19 @@ def at_scale_of_auto(table: CostTable, closure: Closure) -> CostTable:
         closure: What the model says of the step at auto, over what was measured.
     """
     cap = cap_of(table)
-    locked = np.arange(len(table.settings)) != table.baseline
-    time_s = np.where(locked, table.time_s / closure.time, table.time_s)
-    energy_j = np.where(locked, table.energy_j / closure.energy, table.energy_j)
     limit_w = cap.limit_w * closure.time / closure.energy
     fading = dataclasses.replace(cap.fading, each_s=cap.fading.each_s / closure.time)
+    cap = dataclasses.replace(cap, limit_w=limit_w, fading=fading)
+    return dataclasses.replace(_at_scale(table, closure), power_cap=cap)
+
+
+def _at_scale(table: CostTable, closure: Closure) -> CostTable:
+    locked = np.arange(len(table.settings)) != table.baseline
     return dataclasses.replace(
         table,
-        time_s=time_s,
-        energy_j=energy_j,
+        time_s=np.where(locked, table.time_s / closure.time, table.time_s),
+        energy_j=np.where(locked, table.energy_j / closure.energy, table.energy_j),
         beside_j=None if table.beside_j is None else table.beside_j / closure.energy,
-        power_cap=dataclasses.replace(cap, limit_w=limit_w, fading=fading),
     )
 
 
@@ -223,18 +273,19 @@ def step_cost(table: CostTable, choice: Ints) -> Cost:
     return step_cost_and_heat(table, choice)[0]
 
 
-def step_cost_and_heat(table: CostTable, choice: Ints) -> tuple[Cost, float]:
-    """Return what a schedule costs, and what of its change of energy heat adds.
+def step_cost_and_heat(table: CostTable, choice: Ints) -> tuple[Cost, float, bool]:
+    """Return what a schedule costs, what of its change heat adds, and whether the cap holds it.
 
     Args:
         choice: Setting of each launch. Shape (n,).
     """
     if (choice == table.baseline).all():
-        return against_auto(table, table.auto_time_s, table.auto_energy_j), 0.0
+        return against_auto(table, table.auto_time_s, table.auto_energy_j), 0.0, True
     settled = settled_step(table, choice)
     time_s, energy_j = math.fsum(settled.time_s), math.fsum(settled.energy_j)
     added_j = heat_w(table, choice, settled) * time_s
-    return against_auto(table, time_s, energy_j + added_j), added_j / table.auto_energy_j
+    cost = against_auto(table, time_s, energy_j + added_j)
+    return cost, added_j / table.auto_energy_j, settled.is_held
 
 
 def heat_w(table: CostTable, choice: Ints, settled: SettledStep) -> float:

@@ -88,7 +88,8 @@ def whole_steps(sample_set: SampleSet) -> SampleSet | None:
     windows = tuple(window for window in sample_set.windows if not window.kernel)
     of_steps = warmed(msgspec.structs.replace(sample_set, windows=windows))
     timed = [w for w in of_steps.windows if w.is_step and (w.kernel_s or not w.asked.is_auto)]
-    if not of_steps.in_situ or len({round(w.at_mhz / _APART_MHZ) for w in timed}) < _CLOCKS:
+    read_mhz = [w.core_mhz for w in timed if w.core_mhz is not None]
+    if not of_steps.in_situ or len({round(mhz / _APART_MHZ) for mhz in read_mhz}) < _CLOCKS:
         return None
     return of_steps
 

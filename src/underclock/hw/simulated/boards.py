@@ -51,9 +51,13 @@ GAIN_WITHIN = 0.05  # power sensors of one model differ by up to ±5 % (Yang et 
 LEAKAGE_SPREAD = 0.10  # standard deviation of the logarithm; assumed
 VOLTAGE_SPREAD_V = 0.008  # standard deviation; assumed, about 1 % of the voltage
 # Power over clock comes in levels: their spread, as a part, and how far they reach in MHz. Coarse
-# ones: two sweeps each of A100s and of H200s against their mean ratio, or as wide as a model's mean
-# error at locked clocks. Fine ones: an RTX 4000 Ada by an external meter, 40 kernels alike.
+# ones: two sweeps each of A100s and of H200s against their mean ratio. Fine ones: an RTX 4000 Ada
+# by an external meter, 40 kernels alike. Sweeps are 30 MHz and more apart and do not say how sharp
+# a level's edge is: one takes as long as a fine level (assumed).
 _COARSE, _COARSE_MHZ, _FINE, _FINE_MHZ = 0.031, 300.0, 0.005, 45.0
+# Bands of a unit: how deep, as a part of the model's, and where, in parts of a band's width. With
+# these, power at the locked clocks of public sweeps lies within units (docs/evidence/calibration).
+_DEEP, _PLACED = 0.2, 0.2
 WANDER_SPREAD, _WANDER_S = 0.008, 300.0  # two sweeps of A100s against their mean ratio; assumed
 _LOST = 0.063  # of the speed, at most, per part of a clock beyond what the limit allows: an A4000
 _UNSETTLED = 19 / 46  # of locks, on L4s that talk to one another; of those, at first:
@@ -185,13 +189,14 @@ class Unit:
         if model.smooth or not number:
             return smooth
         random, core_mhz = np.random.default_rng([*seed, 1]), np.array(model.core_mhz, dtype=float)
-        log_power, log_time = band_costs(model, core_mhz)
-        locked = model.calibration.locked
-        coarse = max(_COARSE, math.sqrt(math.pi / 2.0) * locked.power) if locked else _COARSE
-        for spread, reach_mhz in ((coarse, _COARSE_MHZ), (_FINE, _FINE_MHZ)):
+        log_power, log_time = band_costs(model.bands, core_mhz, random)
+        for spread, reach_mhz in ((_COARSE, _COARSE_MHZ), (_FINE, _FINE_MHZ)):
             ends_mhz = core_mhz[0] + np.cumsum(random.exponential(reach_mhz, len(core_mhz)))
+            edges_mhz = np.stack([ends_mhz, ends_mhz + _FINE_MHZ], axis=1)
+            edges_mhz[:-1, 1] = np.minimum(edges_mhz[:-1, 1], ends_mhz[1:])
             levels = spread * random.standard_normal(len(core_mhz) + 1)
-            log_power += levels[np.searchsorted(ends_mhz, core_mhz)]
+            between = np.stack([levels[:-1], levels[1:]], axis=1)
+            log_power += np.interp(core_mhz, edges_mhz.ravel(), between.ravel())
         return dataclasses.replace(
             smooth,
             lost=_LOST * float(random.random()),
@@ -209,11 +214,21 @@ class Unit:
         )
 
 
-def band_costs(model: GpuModel, core_mhz: Floats) -> Floats:
-    """Return logarithms of power and time that a model's bands add. Shape (2, clocks)."""
+def band_costs(
+    bands: Sequence[tuple[float, ...]],
+    core_mhz: Floats,
+    random: np.random.Generator | None = None,
+) -> Floats:
+    """Return logarithms of power and time that bands add. Shape (2, clocks).
+
+    Args:
+        random: Draws how deep the bands of one unit are, and where; by default they are as given.
+    """
     added = np.zeros((2, len(core_mhz)))
-    for centre_mhz, width_mhz, *costs in model.bands:
-        added += np.outer(costs, np.exp(-0.5 * ((core_mhz - centre_mhz) / width_mhz) ** 2))
+    for centre_mhz, width_mhz, *costs in bands:
+        deep, placed = (0.0, 0.0) if random is None else random.standard_normal(2)
+        away = (core_mhz - centre_mhz) / width_mhz - _PLACED * placed
+        added += np.outer(costs, (1.0 + _DEEP * deep) * np.exp(-0.5 * away**2))
     return added
 
 

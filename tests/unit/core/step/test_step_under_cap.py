@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from drawn_costs import cost_tables
 from underclock.core.step.cost_table import CostTable, Heat
 from underclock.core.step.power_capped_step import (
+    at_lock,
     cap_of,
     fixed_costs,
     grouped,
@@ -208,6 +209,47 @@ def test_auto_is_the_step_as_measured_whatever_kernels_say(
     highest = np.full(len(step.order), everywhere(table, _BOOST_MHZ))
     cost = step_cost(table, highest)
     assert (cost.time_change, cost.energy_change) == pytest.approx((0.0, 0.0), abs=1e-6)
+
+
+@pytest.mark.untraced
+@given(seeds, st.floats(0.2, 0.95), st.floats(0.95, 1.05), st.floats(0.95, 1.05))
+def test_a_step_at_a_lock_sets_the_scale_of_locks_and_auto_that_of_what_the_cap_slows(
+    seed: int, share: float, off: float, alone: float
+) -> None:
+    step, limit_w = limited(seed, share)
+    samples, table = step.sample_set(limit_w), step.table()
+    below_mhz = max(core for core in _CORES if step.power_w(core) < 0.95 * limit_w)
+    time_s, energy_j = step.cost(below_mhz)
+    whole = samples.in_situ[0]
+    auto = msgspec.structs.replace(whole, time_s=off * whole.time_s, energy_j=off * whole.energy_j)
+    locked = Window(
+        kernel="",
+        time_s=time_s,
+        energy_j=energy_j,
+        asked=Clocks(core_mhz=below_mhz),
+        throttle_reasons=ThrottleReason.NONE,
+    )
+    alone_too = dataclasses.replace(
+        table, time_s=alone * table.time_s, energy_j=alone * table.energy_j
+    )
+    samples = having(samples, in_situ=(auto, locked))
+    scale = at_lock(alone_too, samples)
+    assert scale is not None
+    found = known_step(alone_too, samples, limit_w, scale)
+    assert found is not None
+
+    # Kernels that take longer alone, and an auto at a clock that nothing explains, move no lock.
+    for core_mhz in (below_mhz, _CORES[0]):
+        cost = step_cost(found, np.full(len(step.order), everywhere(found, core_mhz)))
+        assert (cost.time_s, cost.energy_j) == pytest.approx(step.cost(core_mhz))
+    highest = step_cost(found, np.full(len(step.order), everywhere(found, _BOOST_MHZ)))
+    if share < 0.8:  # nearer to what boost draws, little of a step is slowed that could make it up
+        assert (highest.time_change, highest.energy_change) == pytest.approx((0.0, 0.0), abs=2e-3)
+    # A step that the cap held at its lock, or held nowhere, says nothing of locks.
+    held = msgspec.structs.replace(locked, throttle_reasons=ThrottleReason.SW_POWER_CAP)
+    free = msgspec.structs.replace(auto, throttle_reasons=ThrottleReason.NONE)
+    assert at_lock(alone_too, having(samples, in_situ=(auto, held))) is None
+    assert at_lock(alone_too, having(samples, in_situ=(free, locked))) is None
 
 
 @pytest.mark.untraced
