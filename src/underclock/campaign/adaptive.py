@@ -5,7 +5,6 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from underclock.core.design import (
     price_within,
     spread_out,
 )
-from underclock.core.model.costs import TWO_SIDED, Costs, PredictedChange
+from underclock.core.model.costs import TWO_SIDED, Costs
 from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import ceiling_mhz
@@ -121,27 +120,13 @@ def promise_spread(costs: Costs, goals: Sequence[Goal], plans: Sequence[Ints | N
     baseline = costs.table.baseline
     all_auto = all(plan is None or (plan == baseline).all() for plan in plans)
     if all_auto:
-        plans = [choose_kernels(costs.table, goal, _CertainOfTime(costs)) for goal in goals]
+        plans = [choose_kernels(costs.table, goal, None) for goal in goals]
     spreads = []
     for plan in plans:
         if plan is not None:
             change = costs.predicted_change(plan)
             spreads += [change.energy_spread] + [change.time_spread] * all_auto
     return max(spreads, default=np.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class _CertainOfTime:
-    """A risk model that takes expected times for certain."""
-
-    costs: Costs
-
-    def predicted_change(self, setting: Ints) -> PredictedChange:
-        """Say what a choice is expected to change."""
-        return dataclasses.replace(self.costs.predicted_change(setting), time_spread=0.0)
-
-    def time_variance(self, setting: Ints) -> None:
-        """Return nothing: there is none."""
 
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen by its value
@@ -356,7 +341,11 @@ class Adaptive(WindowPolicy):
             worth, half_width = worth_of_rows(fit, known, self._campaign.goals), 0.0
         else:
             worth, self._unsure, half_width = worth_of_samples(
-                fit, self._campaign.goals, self._unused, self._bench.takes_s, self._taken
+                fit,
+                self._campaign.goals,
+                lambda s: np.array([[self._has_more(k, c) for c in s] for k in self._kernels]),
+                self._bench.takes_s,
+                self._taken,
             )
         steps = self._step_at_lock(fit, samples)
         # A table answers at once: its samples are limited by number, not by what is enough.
@@ -400,9 +389,8 @@ class Adaptive(WindowPolicy):
     def _step_at_lock(self, fit: Estimate, samples: SampleSet) -> list[Wanted]:
         """Return one more run of the whole step at a lock, where the cap holds it at auto.
 
-        That says what kernels sum up to in the step; at auto it cannot be told from the clock at
-        which the cap holds them. The clock is the fastest at which the cap is expected to let it
-        be, and one that it does hold is not tried again.
+        What kernels sum up to in the step, auto does not say apart from where the cap holds them.
+        The lock is the fastest at which the cap should let the step be; one that it holds is all.
         """
         ran, table = samples.locked_steps, fit.costs.table
         at_limit = any(driver_says(window.throttle_reasons) for window in samples.in_situ)
@@ -415,18 +403,10 @@ class Adaptive(WindowPolicy):
         with np.errstate(invalid="ignore"):
             below = energy_j / time_s < _BELOW_LIMIT * table.auto_w
         own_mhz = table.settings[table.power_cap.boost].mem_mhz
-        clocks = [c for c, fits in zip(table.settings, below.tolist(), strict=True) if fits]
-        clocks = [c for c in clocks if c in self._settings and c.mem_mhz == own_mhz and c.core_mhz]
+        near = [c for c in self._settings if c.core_mhz and c.mem_mhz == own_mhz]
+        clocks = [c for c in near if c in table.settings and below[table.settings.index(c)]]
         fastest = max(clocks, key=lambda each: each.core_mhz or 0, default=None)
         return [] if fastest is None else [Wanted(asked=fastest, timed=False, warm=True)]
-
-    def _unused(self, settings: Sequence[Clocks]) -> Bools:
-        """Return where there is an answer that was not yet given: a table has so many rows."""
-        unused = np.ones((len(self._kernels), len(settings)), dtype=bool)
-        for k, kernel in enumerate(self._kernels):
-            for c, clocks in enumerate(settings):
-                unused[k, c] = self._has_more(kernel, clocks)
-        return unused
 
     def _has_more(self, kernel: Kernel, clocks: Clocks) -> bool:
         """Whether a GPU is asked, or a table that has runs of a row which were not yet given."""

@@ -374,10 +374,8 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def locked_steps(self) -> tuple[Window, ...]:
-        """Windows of the whole step by itself at one locked core clock."""
-        return tuple(
-            w for w in self.windows if not w.kernel and w.mix == ALONE and w.asked.core_mhz
-        )
+        """The same at a locked core clock."""
+        return tuple(w for w in self.windows if w.is_step and w.mix == ALONE and w.asked.core_mhz)
 
     @cached_property
     def mixed(self) -> tuple[Window, ...]:

@@ -58,23 +58,13 @@ class Aim:
 
 
 class RiskModel(Protocol):
-    """Joint errors of the costs of a choice of clocks."""
+    """What `Costs` says of choices of clocks, a setting for each kernel. Shapes (K,)."""
 
     def predicted_change(self, setting: Ints, /) -> PredictedChange:
-        """Return what a choice is expected to change, and the deviations of that.
-
-        Args:
-            setting: Index into the cost table's settings, of each kernel. Shape (K,).
-        """
-        ...
+        """Return what a choice is expected to change, and the deviations of that."""
 
     def time_variance(self, setting: Ints, /) -> TimeVariance | None:
-        """Share the variance of a choice's change of time out among kernels.
-
-        Returns:
-            ``None`` where it has no shares.
-        """
-        ...
+        """Return what each kernel adds to the variance of the change of time, where they do."""
 
 
 Choose = Callable[[Aim], "Candidate | None"]

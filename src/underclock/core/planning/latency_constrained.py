@@ -52,7 +52,6 @@ class ScheduleRisk(RiskModel, Protocol):
 
     def predicted_schedule(self, choice: Ints, /) -> PredictedChange:
         """Return what a setting for each launch is expected to change, and its deviations."""
-        ...
 
 
 def achieved(

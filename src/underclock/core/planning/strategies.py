@@ -88,7 +88,7 @@ def one_clock_only(compared: ComparedStrategies) -> ComparedStrategies:
     )
 
 
-def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel) -> Ints | None:
+def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel | None) -> Ints | None:
     """Return the setting of each kernel under a budget they keep together; nearly the best."""
     _, settings = solve_strategies(table, goal, risk, Effort.QUICK)
     return settings.get(Strategy.KERNEL_GLOBAL)

@@ -17,14 +17,10 @@ def student_quantile(freedom: float) -> float:
     target = _WITHIN * 0.5 * math.sqrt(math.pi) * math.exp(halves)
     angle, step = 0.0, math.inf
     while step > _EXACT:
-        step = (target - _integral(power, angle)) / math.cos(angle) ** power
+        # The integral from 0 to the angle, by Simpson's rule.
+        width = angle / _INTERVALS
+        values: list[float] = [math.cos(at * width) ** power for at in range(_INTERVALS + 1)]
+        inner = 4.0 * math.fsum(values[1:-1:2]) + 2.0 * math.fsum(values[2:-1:2])
+        step = (target - (values[0] + inner + values[-1]) * width / 3.0) / values[-1]
         angle += step
     return math.sqrt(freedom) * math.tan(angle)
-
-
-def _integral(power: float, angle: float) -> float:
-    """Return the integral of cos θ to a power from 0 to an angle, by Simpson's rule."""
-    width = angle / _INTERVALS
-    values: list[float] = [math.cos(at * width) ** power for at in range(_INTERVALS + 1)]
-    inner = 4.0 * math.fsum(values[1:-1:2]) + 2.0 * math.fsum(values[2:-1:2])
-    return (values[0] + inner + values[-1]) * width / 3.0

@@ -233,17 +233,10 @@ def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> 
         # Costs between ceilings are mixed, so twice as far apart they are hardly further off.
         lowered = lowered[:, :: -max(1, lowered.shape[1] // _CEILINGS)][:, ::-1]
         slowed = np.where(lowered != pairs[1][:, None], cap.slowed, 1.0)
-        times_s, energies_j = (
-            np.tensordot(
-                count,
-                np.stack([slowed * costs[pairs[0][:, None], lowered] for costs in each], axis=-1),
-                1,
-            )
-            for each in (
-                [boards[b].time_s for b in some.tolist()],
-                [boards[b].energy_j for b in some.tolist()],
-            )
-        )
+        at, own = (pairs[0][:, None], lowered), [boards[b] for b in some.tolist()]
+        each_s = np.stack([slowed * board.time_s[at] for board in own], axis=-1)
+        each_j = np.stack([slowed * board.energy_j[at] for board in own], axis=-1)
+        times_s, energies_j = np.tensordot(count, each_s, 1), np.tensordot(count, each_j, 1)
         between = _settling(cap.fading.means_w(times_s, energies_j), cap.limit_w)
         sums[some, 0] = between(times_s).sum(axis=0)
         sums[some, 1] = between(energies_j).sum(axis=0)

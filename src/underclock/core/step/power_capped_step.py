@@ -198,31 +198,25 @@ def known_step(
 
 
 def at_lock(table: CostTable, sample_set: SampleSet) -> Closure | None:
-    """Return what kernels sum up to over the whole step at one lock that the cap let be.
+    """Return what kernels sum up to over the whole step at a lock that the cap let be.
 
-    ``None`` where the step did not run so, or the cap did not hold it at auto either: then auto
-    itself says it.
+    ``None`` where the step did not run so, or the cap did not hold it at auto.
     """
-    steps = [w for w in sample_set.locked_steps if driver_says(w.throttle_reasons) is False]
-    auto = [w for w in sample_set.in_situ if driver_says(w.throttle_reasons)]
-    if not auto:
-        return None
-    warm_c = [w.temperature_c for w in auto if w.temperature_c is not None]
+    auto_c = [w.temperature_c for w in sample_set.in_situ if driver_says(w.throttle_reasons)]
+    warm_c = [celsius for celsius in auto_c if celsius is not None]
     ratios = []
-    for step in steps:
-        at = table.settings.index(step.asked) if step.asked in table.settings else table.baseline
-        time_s, energy_j = float(table.time_s[:, at].sum()), float(table.energy_j[:, at].sum())
-        if at == table.baseline or not math.isfinite(time_s):
+    for step in sample_set.locked_steps if auto_c else ():
+        at = table.settings.index(step.asked) if step.asked in table.settings else None
+        if at is None or driver_says(step.throttle_reasons) is not False:
             continue
         cooler_j = 0.0  # costs are at the temperature of the step at auto
         if table.heat is not None and step.temperature_c is not None and warm_c:
             cooler_c = float(np.mean(warm_c)) - step.temperature_c
             cooler_j = float(table.heat.w_per_c[at]) * cooler_c * step.time_s
-        ratios.append((time_s / step.time_s, energy_j / (step.energy_j + cooler_j)))
-    if not ratios:
-        return None
-    time, energy = np.mean(ratios, axis=0).tolist()
-    return Closure(time=time, energy=energy)
+        sums = np.array([table.time_s[:, at].sum(), table.energy_j[:, at].sum()])
+        ratios.append(sums / [step.time_s, step.energy_j + cooler_j])
+    time, energy = np.mean(ratios, axis=0).tolist() if ratios else (math.inf, math.inf)
+    return Closure(time=time, energy=energy) if math.isfinite(time) else None
 
 
 def at_scale_of_auto(table: CostTable, closure: Closure) -> CostTable:
@@ -252,14 +246,7 @@ def _at_scale(table: CostTable, closure: Closure) -> CostTable:
 
 
 def settled_step(table: CostTable, choice: Ints) -> SettledStep:
-    """Say how a schedule runs.
-
-    Args:
-        choice: Setting of each launch; the baseline asks for boost. Shape (n,).
-
-    Raises:
-        ValueError: Costs are not those of a step.
-    """
+    """Say how a schedule runs: settings of launches, (n,), of which the baseline asks for boost."""
     cap = cap_of(table)
     return settle(cap, table.launches, np.where(choice == table.baseline, cap.boost, choice))
 

@@ -123,7 +123,10 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     source = _Source.of(sample_set, confirmed)
     known, kernels, rows = source.known, source.kernels, source.known.fit.rows
     # In the step launches are timed that never ran by themselves: their power is guessed.
-    usable, complete = (_measured_by(rows, of) for of in (rows.windows[:1], rows.windows))
+    measured = [
+        np.bincount(rows.kernel, of, minlength=len(rows.names)) > 0.0 for of in rows.windows
+    ]
+    usable, complete = measured[0], np.all(measured, axis=0)
     matches = matched(kernels, usable, step.kernels)
     if not any(match.way.is_told and match.source is not None for match in matches):
         raise DataError(
@@ -207,13 +210,6 @@ def _known(
     original = {kernel.name: kernel for kernel in confirmed.kernels}
     more = (original[kernel.name.removesuffix(" of file 2")] for kernel in both.kernels[own:])
     return known, (*sample_set.kernels, *more)
-
-
-def _measured_by(rows: Rows, windows: Floats) -> Bools:
-    """Return of which kernels rows that weigh so, (Q, R), have every quantity. Shape (K,)."""
-    measured = [np.bincount(rows.kernel, of, minlength=len(rows.names)) > 0.0 for of in windows]
-    every: Bools = np.all(measured, axis=0)
-    return every
 
 
 def _unseen(

@@ -52,11 +52,9 @@ LEAKAGE_SPREAD = 0.10  # standard deviation of the logarithm; assumed
 VOLTAGE_SPREAD_V = 0.008  # standard deviation; assumed, about 1 % of the voltage
 # Power over clock comes in levels: their spread, as a part, and how far they reach in MHz. Coarse
 # ones: two sweeps each of A100s and of H200s against their mean ratio. Fine ones: an RTX 4000 Ada
-# by an external meter, 40 kernels alike. Sweeps are 30 MHz and more apart and do not say how sharp
-# a level's edge is: one takes as long as a fine level (assumed).
+# by an external meter, 40 kernels alike. An edge takes as long as a fine level (assumed).
 _COARSE, _COARSE_MHZ, _FINE, _FINE_MHZ = 0.031, 300.0, 0.005, 45.0
-# Bands of a unit: how deep, as a part of the model's, and where, in parts of a band's width. With
-# these, power at the locked clocks of public sweeps lies within units (docs/evidence/calibration).
+# How units differ in a band's depth, and in its place in widths: then sweeps lie within units.
 _DEEP, _PLACED = 0.2, 0.2
 WANDER_SPREAD, _WANDER_S = 0.008, 300.0  # two sweeps of A100s against their mean ratio; assumed
 _LOST = 0.063  # of the speed, at most, per part of a clock beyond what the limit allows: an A4000
@@ -215,18 +213,12 @@ class Unit:
 
 
 def band_costs(
-    bands: Sequence[tuple[float, ...]],
-    core_mhz: Floats,
-    random: np.random.Generator | None = None,
+    bands: Sequence[tuple[float, ...]], core_mhz: Floats, unit: np.random.Generator | None = None
 ) -> Floats:
-    """Return logarithms of power and time that bands add. Shape (2, clocks).
-
-    Args:
-        random: Draws how deep the bands of one unit are, and where; by default they are as given.
-    """
+    """Return logarithms of power and time that bands add, on one unit or by model. (2, clocks)."""
     added = np.zeros((2, len(core_mhz)))
     for centre_mhz, width_mhz, *costs in bands:
-        deep, placed = (0.0, 0.0) if random is None else random.standard_normal(2)
+        deep, placed = (0.0, 0.0) if unit is None else unit.standard_normal(2)
         away = (core_mhz - centre_mhz) / width_mhz - _PLACED * placed
         added += np.outer(costs, (1.0 + _DEEP * deep) * np.exp(-0.5 * away**2))
     return added
