@@ -141,8 +141,7 @@ class Mix(Record, frozen=True, kw_only=True):
     launches: Number = 1  # of the kernel, or of the step, in a round
     hot: Number = 0  # launches of the heater in a round: a large matrix product
     idle_s: NotNegative = 0.0  # idling in a round, nearly: a GPU idles by counting core cycles
-    # launches of the round after which a piece of its co-load runs, counted from its begin; all
-    # pieces are alike. Empty: there is one, at the end of the round
+    # launches of the round after which an equal piece of its co-load runs; empty: one at its end
     after: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -186,15 +185,13 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     # mean duration of one launch, on the GPU's own clock: of the kernel, or of each kernel of the
     # step in the order of the sample set. Empty where launches were not timed
     kernel_s: tuple[Positive, ...] = ()
-    # core clock of each of these while it ran, read while idling before and after it; empty where
-    # the window has one clock
+    # core clock of each of these, read while idling before and after it; empty where all have one
     kernel_mhz: tuple[Positive, ...] = ()
     # mean duration of a launch of the heater; ``None`` without one, or when not timed
     hot_s: Positive | None = None
     # idling in a round as it was; ``None`` without any, or when not timed
     idle_s: Positive | None = None
-    # core clock while launches were timed, by how long a count of cycles took; ``None`` where there
-    # was no idling to tell it
+    # core clock while launches were timed, by how long a count of cycles took; ``None`` without one
     spin_mhz: Positive | None = None
     window_s: Positive | None = None  # length of the window; ``None`` when unknown
     ticks: Number | None = None  # energy-counter steps inside it; ``None`` when unknown

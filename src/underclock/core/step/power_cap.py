@@ -57,7 +57,6 @@ def is_power_capped(samples: Sequence[Window], limit_w: float) -> Bools:
 
     Args:
         samples: Of one campaign; where the driver was asked of any, what it said decides for all.
-        margin: Part of it, where the driver was not asked.
     """
     said = [driver_says(sample.throttle_reasons) for sample in samples]
     if any(word is not None for word in said):
@@ -116,12 +115,7 @@ class SettledStep:
 
 
 def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
-    """Return the greatest mean power in W that the loop sees in a step.
-
-    Args:
-        time_s: Of each launch. Shape (n,).
-        energy_j: Of each launch. Shape (n,).
-    """
+    """Return the greatest mean power in W that the loop sees in a step of some launches, (n,)."""
     return float(cap.fading.means_w(time_s, energy_j).max())
 
 
@@ -189,11 +183,7 @@ def phases_of(segments: Sequence[int], lasts_s: Floats) -> Ints:
 
 
 def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
-    """Say how a schedule runs under the cap.
-
-    Args:
-        choice: Setting of each launch. Shape (n,).
-    """
+    """Say how a schedule, a setting for each launch, (n,), runs under the cap."""
     time_s, energy_j = costs.time_s[cap.order, choice], costs.energy_j[cap.order, choice]
     core = np.array([clocks.core_mhz or math.nan for clocks in costs.settings])
     if greatest_mean_w(cap, time_s, energy_j) <= cap.limit_w:

@@ -252,20 +252,12 @@ def settled_step(table: CostTable, choice: Ints) -> SettledStep:
 
 
 def step_cost(table: CostTable, choice: Ints) -> Cost:
-    """Return what a schedule costs, against auto.
-
-    Args:
-        choice: Setting of each launch. Shape (n,).
-    """
+    """Return what a schedule, a setting for each launch, (n,), costs against auto."""
     return step_cost_and_heat(table, choice)[0]
 
 
 def step_cost_and_heat(table: CostTable, choice: Ints) -> tuple[Cost, float, bool]:
-    """Return what a schedule costs, what of its change heat adds, and whether the cap holds it.
-
-    Args:
-        choice: Setting of each launch. Shape (n,).
-    """
+    """Return what a schedule costs, what of its change heat adds, and whether the cap holds it."""
     if (choice == table.baseline).all():
         return against_auto(table, table.auto_time_s, table.auto_energy_j), 0.0, True
     settled = settled_step(table, choice)

@@ -27,7 +27,7 @@ from underclock.core.model.estimate import (
 )
 from underclock.core.model.most_likely import clocks_of, fit_rows, temperature_of
 from underclock.core.model.observed import Targets
-from underclock.core.model.parameters import Parameters, Rows
+from underclock.core.model.parameters import Parameters
 from underclock.core.model.posterior import Posterior, opposite
 from underclock.core.model.sample_rows import KIND_NUMBERS
 from underclock.core.model.sample_sets import joined_sets, sample_weights
