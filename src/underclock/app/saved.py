@@ -23,10 +23,10 @@ _GRID = re.compile(rf"{_NUMBER}\s*(k?)g(?:\s*CO2e?)?\s*/\s*kWh")
 _MOST_PUE = 5.0  # more is a slip; less than 1 is impossible
 _MOST_G = 2000.0  # oil shale and lignite burned badly are below; more is a slip of the unit
 _CAPTION = (
-    "blocks: against blocks at auto in the same run; promise: by what plans promised; observed: "
-    "nothing was compared, and nothing counts as saved. 95 % intervals: errors of one run's blocks "
-    "and of all promises, are taken as fully correlated, of different runs' blocks as independent; "
-    "counters may be off by 5 %, and blocks by heat by 5 %"
+    "blocks: against steps at auto, in turns with the plan's; promise: by what plans promised; "
+    "observed: nothing was compared, and nothing counts as saved. 95 % intervals: errors of one "
+    "run's turns, and of all promises, are taken as fully correlated, of different runs' turns as "
+    "independent; counters may be off by 5 %, and turns by heat by 5 %"
 )
 
 

@@ -297,7 +297,7 @@ class JobLearning:
         if stage is LearningStage.HELD and learner.saving is not None:
             energy, time = (format_percent(each.mean) for each in learner.saving)
             return f"{best} changes energy by {energy} at {time} time; {stage}"
-        return f"{best} is best so far, after {learner.blocks} blocks; {stage}"
+        return f"{best} is best so far; {stage}"
 
     def _named(self, best: Ints) -> str:
         mhz = [self._learner.core_mhz[int(each)] for each in best]
@@ -333,5 +333,4 @@ class JobLearning:
         if learner.stage is LearningStage.HELD:
             return _NOTHING
         mhz = "" if learner.best is None else f"; {self._named(learner.best)} was best so far"
-        ended = f"the job ended after {learner.blocks} blocks, before it was known what clocks save"
-        return f"{ended}{mhz}: learning takes some minutes"
+        return f"the job ended before it was known what clocks save{mhz}: that takes some minutes"
