@@ -84,6 +84,7 @@ def _on_file() -> tuple[object, ...]:
     [
         ("tune --gpu sim:rtx3080ti", "there is no command to run"),
         ("tune --gpu sim:rtx3080ti -- no-such-launcher train.py", "there is no command"),
+        ("tune --gpu sim:rtx3080 -- true", "no simulated GPU is called"),
         ("tune --gpu sim:rtx3080ti -- true", "true ended with exit code 0 before a first step"),
         ("tune --gpu replay:table.csv -- python train.py", "nothing trains"),
         ("tune --gpu sim:rtx3080ti --max-slowdown abc -- python train.py", "abc"),

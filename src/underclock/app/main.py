@@ -59,7 +59,7 @@ GONE_OPTIONS: Final[dict[str, str]] = {
 
 
 _COMMANDS = {
-    "tune": "Find clocks for a training command: the next ones, in one folder.",
+    "tune": "Find clocks for your training command: an answer and a page.",
     "trace": "List the kernels of a training step.",
     "measure": "Measure kernels at the clock pairs that decide a plan.",
     "job": "Describe a job of many GPUs, for a plan.",
@@ -67,7 +67,7 @@ _COMMANDS = {
     "plan": "Choose clocks for every kernel.",
     "plan-server": "Choose clocks for a server's steps, by phase and batch.",
     "transfer": "Plan a step that was not measured, from samples of another.",
-    "run": "Train with a plan's clocks held, and given back at the end.",
+    "run": "Train while clocks are held or learned, and given back at the end.",
     "saved": "Say what runs under a plan saved: kWh, money, CO2e.",
     "validate": "Measure a plan again, against auto clocks.",
     "apply": "Hold a plan's best fixed clocks until Ctrl-C.",
@@ -76,7 +76,7 @@ _COMMANDS = {
     "report": "Write a plan as one offline page.",
     "doctor": "Show what this machine and the simulator can do.",
     "simulate": "Serve simulated GPUs to every process here.",
-    "demo": "All of it on the simulated GPU.",
+    "demo": "Find clocks for an example, on a simulated GPU.",
     "paper": "Run the paper's study on the simulated GPU, next to its numbers.",
 }
 

@@ -94,7 +94,7 @@ def command(
 
     A job's plan is held on all ranks together, started by torchrun, say.
 
-    A process of its own sets the clocks; they are given back on any end of anything.
+    A process of its own sets the clocks; they are given back however it ends.
 
     Ends with the command's code; where that is 0 after --compare, with 7 where the plan did not
     keep its promise, and with 8 where the run does not decide it.

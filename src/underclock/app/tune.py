@@ -35,12 +35,12 @@ _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 
 
 @click.command(name="tune")
-@click.option("--gpu", metavar="GPU", help="Or sim:rtx3080ti. [default: the first CUDA shows]")
+@click.option("--gpu", metavar="GPU", help="nvml:0 or sim:rtx3080ti. [default: CUDA's first]")
 @folder_option("Where the files go, and are found again.", default=Path("underclock-tune"))
 @click.option("--max-slowdown", type=FRACTION, default=0.01, help="Time budget. [default: 1%]")
-@click.option("--time-limit", type=DURATION, help="GPU time to measure for, as of `measure`.")
-@click.option("--precision", type=FRACTION, help="How sure to be, as of `measure`.")
-@click.option("--latency", help="What changing clocks takes, as of `plan`. [default: known]")
+@click.option("--time-limit", type=DURATION, help="GPU time to measure for: 20min.")
+@click.option("--precision", type=FRACTION, help="Measure until the promise is this sure: 0.3%.")
+@click.option("--latency", help="What changing clocks takes: free, measured or 6ms.")
 @click.option("--hold", is_flag=True, help="Go on: train under the plan.")
 @details_option
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")

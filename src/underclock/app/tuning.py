@@ -13,6 +13,7 @@ from underclock.app.planning import plan
 from underclock.core.planning.best_choice import Goal
 from underclock.core.step.whole_step import whole_steps
 from underclock.errors import DataError, InfeasibleError, UsageError
+from underclock.gpus.models import gpu_model
 from underclock.hw.base import Clock, GpuKind, GpuName, SystemClock
 from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.simulated.served.server import served_gpus
@@ -34,6 +35,7 @@ def runs_elsewhere(gpu: GpuName) -> bool:
             f"{gpu.text} is a table, on which nothing trains", hint="name a GPU: nvml:0"
         )
     if gpu.is_simulated:
+        gpu_model(gpu.name)  # there is one, before the script runs
         return True
     with nvml_session():
         return is_simulated()

@@ -67,7 +67,7 @@ def kind_of(path: Path) -> str:
     Raises:
         DataError: The file cannot be read at all.
     """
-    head = read_bytes(path, hint="`underclock --help` says what makes one", most=len(SQLITE_MAGIC))
+    head = read_bytes(path, hint="`underclock tune` makes such files", most=len(SQLITE_MAGIC))
     if head == SQLITE_MAGIC:
         return "samples"
     if not head.lstrip().startswith(b"{"):
