@@ -71,15 +71,13 @@ def test_what_one_clock_saves_of_nanogpt() -> None:
 
 @pytest.mark.slow
 def test_what_an_h200_saves_of_gpt3_xl() -> None:
-    saved = []
-    for name in ("xl-3", "xl-5"):
-        body = (_ROOT / f"docs/evidence/h200/steered-{name}.json").read_bytes()
-        made = plan(msgspec.json.decode(body, type=SampleSet), latency="6ms")
-        assert made.answer[0].startswith("No saving is promised")
-        saved.append(-100.0 * made.promise.energy_change)
+    # Of two boards' samples those that save more; a plan of them takes a third of a minute.
+    body = (_ROOT / "docs/evidence/h200/steered-xl-5.json").read_bytes()
+    made = plan(msgspec.json.decode(body, type=SampleSet), latency="6ms")
+    assert made.answer[0].startswith("No saving is promised")
 
     (least,) = _said("README.md", "XL on an H200, with clocks that take 6 ms, less than # %, none")
-    assert max(saved) < least
+    assert -100.0 * made.promise.energy_change < least
 
 
 def test_how_often_the_ledger_holds_the_truth() -> None:

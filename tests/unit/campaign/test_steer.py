@@ -263,7 +263,7 @@ def test_steering_to_what_only_locks_reach_is_refused(more: dict[str, object]) -
 
 @pytest.mark.slow
 def test_what_the_cap_holds_at_a_lock_is_measured_thinned_out(tmp_path: Path) -> None:
-    campaign = Campaign(clocks=ClockControl.LOCK, grid=Grid.ADAPTIVE, max_samples=16)
+    campaign = Campaign(clocks=ClockControl.LOCK, grid=Grid.ADAPTIVE, max_samples=12)
     samples = _steer(tmp_path / "s.db", campaign)
     capped = {
         (s.kernel, s.asked)

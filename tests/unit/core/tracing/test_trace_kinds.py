@@ -24,7 +24,7 @@ from underclock.errors import DataError, UnderclockError
 from underclock.records.job import Job
 from underclock.tracing.job_files import job_of_traces
 
-_SEEDS = range(5)
+_SEEDS = range(3)
 
 
 def _job(tmp_path: Path, *traces: dict[str, Any], **asked: Any) -> Job:
