@@ -275,7 +275,11 @@ def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:
             style="bold",
         ),
         table,
-        *map(Text, _obstacles(plan.buckets)),
+        *(
+            Text(f"{each.pass_} {each.batch} x {each.context}: {each.obstacle}")
+            for each in plan.buckets
+            if each.obstacle
+        ),
     )
 
 
@@ -301,9 +305,3 @@ def _row(bucket: ServingBucket) -> tuple[str, ...]:
 
 def _change(cost: ServingCost | None, bucket: ServingBucket) -> float:
     return 0.0 if cost is None else cost.energy_j / bucket.auto.energy_j - 1.0
-
-
-def _obstacles(buckets: Iterable[ServingBucket]) -> Iterable[str]:
-    for each in buckets:
-        if each.obstacle:
-            yield f"{each.pass_} {each.batch} x {each.context}: {each.obstacle}"

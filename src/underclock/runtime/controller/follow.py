@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from underclock.errors import DataError, UnderclockError
+from underclock.errors import UnderclockError
 from underclock.hw.base import Clock, SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
@@ -388,28 +388,22 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
     plan, parts = run.plan(), run.parts()
     ranks = _ranks(plan, run, options) if isinstance(plan, JobPlan) else None
     chosen = 0 if ranks is None else ranks.job.chosen
-    try:
-        opened = [Page.open(each.page) for each in run.gpus]
-    except OSError as exc:
-        raise DataError(
-            f"cannot open the page of marks {exc.filename}: {exc.strerror}",
-            hint="start the run anew",
-        ) from exc
-    names = [NvmlGpu(each.index).info().name for each in run.gpus]
+    opened, boards = run.pages(), [NvmlGpu(each.index) for each in run.gpus]
+    names = [board.info().name for board in boards]
     followers: list[GpuController] = []
     listeners: list[Booking | Metrics] = []
     if options["metrics_port"] is not None:
         uuids, port = [each.uuid for each in run.gpus], options["metrics_port"]
         listeners.append(Metrics(uuids, port, lambda at: followers[at].shown.energy_j))
-    boards = [(each.uuid, name) for each, name in zip(run.gpus, names, strict=True)]
-    tally = RunTally(plan, boards, run.first, os.environ, lambda at: followers[at].shown)
-    listeners += booked(tally)
+    named = [(each.uuid, name) for each, name in zip(run.gpus, names, strict=True)]
+    listeners += booked(
+        RunTally(plan, named, run.first, os.environ, lambda at: followers[at].shown)
+    )
     log = Log(Path(options["log"]), listeners)
     clock, paces = SystemClock(), list[float]()
     job: JobLearning | None = None
-    for rank, (held, part, page) in enumerate(zip(run.gpus, parts, opened, strict=True)):
-        setter = None if options["dry"] else gpus[held.uuid].set
-        gpu = NvmlGpu(held.index)
+    for rank, (part, page, gpu) in enumerate(zip(parts, opened, boards, strict=True)):
+        setter = None if options["dry"] else gpus[run.gpus[rank].uuid].set
         # What comes after waiting begins at the clock to wait at, until its mark is seen.
         cores_mhz = gpu.supported_core_mhz(max(gpu.supported_mem_mhz(), default=None))
         if setter is not None:

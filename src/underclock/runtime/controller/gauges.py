@@ -332,8 +332,8 @@ class TelemetryBuffer:
         ended_s = step.ended_s
         inside = [gauge for gauge in self._gauges if step.began_s <= gauge.at_s <= ended_s]
         energy_j = self._energy_j(step.began_s, ended_s)
-        late_s = tuple(outcome.late_s for outcome in step.outcomes)
-        errors_s = tuple(each.error_s for each in step.outcomes if each.error_s is not None)
+        late_s = tuple(each_s for each_s, _ in step.outcomes)
+        errors_s = tuple(each_s for _, each_s in step.outcomes if each_s is not None)
         return StepLine(
             gpu=gpu,
             step=step.number,

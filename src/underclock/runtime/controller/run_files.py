@@ -180,6 +180,20 @@ class Run:
         count = len(self.gpus)
         return parts[self.first : self.first + count] if self._world else parts * count
 
+    def pages(self) -> list[Page]:
+        """Open the page of marks of each GPU of this run.
+
+        Raises:
+            DataError: One is none, or cannot be read.
+        """
+        try:
+            return [Page.open(each.page) for each in self.gpus]
+        except OSError as exc:
+            raise DataError(
+                f"cannot open the page of marks {exc.filename}: {exc.strerror}",
+                hint="start the run anew",
+            ) from exc
+
     def remove(self) -> None:
         """Remove them; who has a page mapped keeps it."""
         _remove(self.folder)

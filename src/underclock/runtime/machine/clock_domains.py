@@ -132,7 +132,7 @@ class DomainChanges:
     def flies(self, number: int, expected_s: float, effect_s: float) -> list[Outcome]:
         """Note a change that was asked for; return how it met its launch if that has begun."""
         if number in self._began_s:
-            return [Outcome(self.change(number), expected_s, self._began_s[number], effect_s)]
+            return [self._met(number, expected_s, effect_s)]
         if number >= self.passed:
             self._flying[number] = expected_s, effect_s
         return []
@@ -142,13 +142,18 @@ class DomainChanges:
         met = []
         while self.launch(self.passed) <= position.launch:
             number = self.passed
-            began_s = self._began_s[number] = position.began_s(self.launch(number))
+            self._began_s[number] = position.began_s(self.launch(number))
             if number in self._flying:
-                expected_s, effect_s = self._flying.pop(number)
-                met.append(Outcome(self.change(number), expected_s, began_s, effect_s))
+                met.append(self._met(number, *self._flying.pop(number)))
             self._began_s.pop(number - _KEPT, None)
             self.passed += 1
         return met
+
+    def _met(self, number: int, expected_s: float, effect_s: float) -> Outcome:
+        """Return how a change met its launch, by when it was to begin and when the clock moved."""
+        began_s = self._began_s[number]
+        late_s = effect_s - began_s - self.change(number).aim_s
+        return late_s, None if expected_s == -math.inf else began_s - expected_s
 
 
 class ClockDomains:

@@ -145,26 +145,10 @@ class Ask:
     expected_s: float = -math.inf  # when the change's launch is expected to begin
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one change met its launch, as far as is known without seeing the clock."""
-
-    change: ClockChange
-    # when its launch was expected to begin as the change was asked for; minus infinity where it had
-    # begun
-    expected_s: float
-    began_s: float  # when it began, by the marks around it
-    effect_s: float  # when the clock is taken to have changed: call and delay after the asking
-
-    @property
-    def late_s(self) -> float:
-        """How long after it was to happen the clock changed; negative where it was before."""
-        return self.effect_s - self.began_s - self.change.aim_s
-
-    @property
-    def error_s(self) -> float | None:
-        """How far off the launch was expected; ``None`` where it had begun already."""
-        return None if self.expected_s == -math.inf else self.began_s - self.expected_s
+Outcome = tuple[float, float | None]
+"""How a change met its launch, as far as is known without seeing the clock: how long after it was
+to happen the clock changed, negative where it was before; and how far off the launch was expected,
+``None`` where it had begun as the change was asked for. In s."""
 
 
 @dataclass(slots=True, kw_only=True)

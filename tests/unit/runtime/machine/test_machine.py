@@ -138,8 +138,7 @@ def test_changes_are_asked_for_as_long_ahead_as_they_take(marks: Sequence[int] |
     ]
     step = player.machine.passed()[-1]
     assert (step.planned, step.asked, step.state) == (2, 2, State.FOLLOWING)
-    assert [outcome.late_s for outcome in step.outcomes] == pytest.approx([0.0] * 2, abs=1e-9)
-    assert [outcome.error_s for outcome in step.outcomes] == pytest.approx([0.0] * 2, abs=1e-9)
+    assert step.outcomes == [pytest.approx((0.0, 0.0), abs=1e-9)] * 2
 
 
 def test_marks_that_do_not_match_the_plan_are_told() -> None:
