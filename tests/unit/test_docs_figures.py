@@ -2,12 +2,14 @@
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from underclock import SampleSet, plan
+from underclock import Goal, SampleSet, plan
+from underclock.app.switching import switching_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NUMBER = r"([-+]?\d+(?:\.\d+)?)"
@@ -71,11 +73,13 @@ def test_what_one_clock_saves_of_nanogpt() -> None:
 
 @pytest.mark.slow
 def test_what_an_h200_saves_of_gpt3_xl() -> None:
-    # Of two boards' samples those that save more; a plan of them takes a third of a minute.
+    # Of two boards' samples those that save more.
     body = (_ROOT / "docs/evidence/h200/steered-xl-5.json").read_bytes()
-    made = plan(msgspec.json.decode(body, type=SampleSet), latency="6ms")
+    samples = msgspec.json.decode(body, type=SampleSet)
+    switching = switching_of("6ms", samples, Goal(), None)
+    assert switching is not None
+    made = plan(samples, switching=replace(switching, curve=False))  # at 6 ms alone
     assert made.answer[0].startswith("No saving is promised")
-
     (least,) = _said("README.md", "XL on an H200, with clocks that take 6 ms, less than # %, none")
     assert -100.0 * made.promise.energy_change < least
 

@@ -124,10 +124,10 @@ def test_rows_are_near_the_best_where_changes_are_late(latency_s: float) -> None
 @pytest.mark.parametrize(
     "goal",
     [
-        JobGoal(max_slowdown=0.01),
-        JobGoal(max_slowdown=0.03, latency_s=0.006, min_dwell_s=0.15),
-        JobGoal(max_slowdown=0.03, latency_s=10.0),
-        JobGoal(max_slowdown=0.03, board_spread=0.01),
+        JobGoal(max_slowdown=0.01, points=6),
+        JobGoal(max_slowdown=0.03, points=6, latency_s=0.006, min_dwell_s=0.15),
+        JobGoal(max_slowdown=0.03, points=6, latency_s=10.0),
+        JobGoal(max_slowdown=0.03, points=6, board_spread=0.01),
     ],
 )
 def test_more_freedom_is_never_worse_and_what_is_promised_is_what_clocks_cost(
