@@ -23,7 +23,7 @@ import numpy as np
 from pages import fill, markdown, percent
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Effort, Problem, solve
-from underclock.core.step.power_cap import LaunchCosts, PowerCap, SettledStep, settle, under_ceiling
+from underclock.core.step.power_cap import LaunchCosts, PowerCap, SettledStep, settle
 from underclock.gpus.models import gpu_model
 from underclock.hw.simulated.boards import Unit
 from underclock.learning.learner import Learner, LearningStage
@@ -230,11 +230,16 @@ def learned(cell: Cell, seed: int, smooth: bool) -> Learned:  # noqa: FBT001 - o
         energy_j = runs.energy_j * (1.0 + drift) * math.exp(random.normal(0.0, 0.004)) * odd
         read_mhz = runs.read_mhz + random.normal(0.0, 3.0) + (0.0 if is_auto else _BIN_MHZ)
         asked_mhz = np.array(job.core_mhz, dtype=float)[pieces]  # at auto the highest
-        ran_mhz = under_ceiling(asked_mhz, runs.pieces_s, read_mhz)
+        mean_mhz = float(asked_mhz @ runs.pieces_s) / runs.time_s
         times_s = runs.pieces_s * np.exp(random.normal(0.0, 0.003, len(pieces))) * odd
         learner.ended(
             BlockReading(
-                at_auto=is_auto, core_mhz=ran_mhz, times_s=times_s, energy_j=energy_j, steps=steps
+                at_auto=is_auto,
+                core_mhz=np.full(len(pieces), read_mhz) if is_auto else asked_mhz,
+                times_s=times_s,
+                energy_j=energy_j,
+                steps=steps,
+                is_capped=not is_auto and read_mhz < mean_mhz,
             )
         )
     time, energy = job.change(job.chosen(learner))

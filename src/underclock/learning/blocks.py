@@ -18,7 +18,6 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.statistics.repeats import robust_sigma
-from underclock.core.step.power_cap import under_ceiling
 from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.response import BlockReading
 from underclock.records.runs import LEARNED, TRIED, ArmLine, StepLine
@@ -237,7 +236,8 @@ class JobLearning:
             learner.ended(
                 BlockReading(
                     at_auto=self._is_auto,
-                    core_mhz=self._ran_mhz(read_mhz, times_s),
+                    core_mhz=np.array([m or np.median(read_mhz) for m in self._held], dtype=float),
+                    is_capped=self._is_capped(read_mhz, times_s),
                     times_s=times_s,
                     energy_j=sum(energies_j) if len(energies_j) == len(some) else None,
                     steps=some[0].steps,
@@ -274,17 +274,14 @@ class JobLearning:
         self._unfollowed = self._unfollowed + 1 if is_unfollowed else 0
         return self._unfollowed < _UNFOLLOWED
 
-    def _ran_mhz(self, read_mhz: Sequence[float], times_s: Floats) -> Floats:
-        """Return the clock of each piece: what was asked for, or what the power cap left of it."""
-        if self._is_auto:
-            return np.full(len(self._held), np.median(read_mhz))
-        asked_mhz = np.array(self._held, dtype=np.float64)
-        shares = times_s / times_s.sum()
+    def _is_capped(self, read_mhz: Sequence[float], times_s: Floats) -> bool:
+        """Whether the power cap left less than the clocks asked for, by what was read."""
+        if self._is_auto or self._dry or not read_mhz:
+            return False
+        asked_mhz, shares = np.array(self._held, dtype=np.float64), times_s / times_s.sum()
         scatter_mhz = math.sqrt(float(shares @ (asked_mhz - shares @ asked_mhz) ** 2))
-        unsure_mhz = _BIN_MHZ + 3.0 * scatter_mhz / math.sqrt(max(1, len(read_mhz)))
-        if self._dry or not read_mhz or np.mean(read_mhz) >= shares @ asked_mhz - unsure_mhz:
-            return asked_mhz
-        return under_ceiling(asked_mhz, times_s, float(np.mean(read_mhz)))
+        unsure_mhz = _BIN_MHZ + 3.0 * scatter_mhz / math.sqrt(len(read_mhz))
+        return bool(np.mean(read_mhz) < shares @ asked_mhz - unsure_mhz)
 
     def _news(self, before: LearningStage) -> str:
         """Say what a stage that ended found."""

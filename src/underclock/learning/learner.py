@@ -23,7 +23,6 @@ from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Effort, Problem, solve
 from underclock.core.statistics.repeats import robust_sigma
 from underclock.core.statistics.verdict import MeanChange, paired_change
-from underclock.core.step.power_cap import phases_of
 from underclock.learning.pieces import merged_kinds
 from underclock.learning.response import BlockReading, Response
 from underclock.records import Status
@@ -34,26 +33,26 @@ _SETTLED_LOOKS, _NEAR_LOOKS = 3, 1  # of the last four, and how many clocks apar
 _FIRST_LOOK = 0.5  # of the budget: the time that the first look is expected to cost
 _EDGE, _EDGE_EVERY = 0.75, 3  # the same of one look in three later: what is below is not known
 _GENTLE = 1.5  # of the budget: the most that any choice is expected to cost while learning
-_AUTO_EVERY = 8  # blocks: drift
-_REACH, _MOST_REACH, _GROWS_EVERY = 2, 8, 5  # clocks from the best known choice; blocks
+_AUTO_EVERY, _AGAIN_EVERY = 8, 3  # blocks: drift; the best so far
+_REACH, _GROWS_EVERY = 4, 2  # clocks from the best known choice; blocks
 _CHECKED_EVERY, _CHECKS = 10, 8  # blocks; draws
 _GAIN = 0.001  # of the step's energy: less than this is not looked for
-_MOST_BLOCKS = 400
+_LEAST_OF_ONE, _LEAST_BLOCKS, _MOST_BLOCKS = 30, 60, 160  # clock; of segments, for far ones
 _PAYS_BACK = 20  # blocks in which lost time is made up for
 _NOISE_FROM = 4  # blocks at auto that say how blocks scatter
 _USUAL_NOISE = 0.004
 _SURE, _LEAST_PAIRS, _MOST_PAIRS = 0.003, 16, 120  # half of an interval; of the trial
 _JUDGED_EVERY = 8  # pairs: looking after each would end trials that seem surer than they are
 _TOLERATED, _MOST_CORRECTIONS = 0.001, 3  # of time over the budget in a trial; and how often
-_SETTLINGS = 6  # of choices under the power cap
+_NEAR, _TRIES = 0.0005, 12  # of time; at a choice that keeps the budget as near ones did
 _REMEMBERED = 24
 _BARRED = 30  # blocks in which clocks as low as one that cost much time are not tried; and longer
-_LOWEST, _APART, _WIDENS = 0.5, 0.007, 15.0  # of the highest clock; apart at the top; and below
-_ABOVE = 1.15  # times auto's clock: the highest that a segment may have
-_LATELY = 7  # blocks at auto that say what a step takes there
+# Times auto's clock: the lowest, and the highest that a segment may have: where the rest of a step
+# draws less, the power cap leaves a segment more than it left to all.
+_LOWEST, _ABOVE = 0.5, 1.35
+_LATELY = 24  # blocks at auto that say what a step takes there
 _AGAIN_S = 3600.0  # that learned clocks are held until they are compared with auto again
-_FEW_SEGMENTS, _MOST_SEGMENTS = 3, 12  # have every clock; more are learned slower than they save
-_STEADY, _LEAST_BLOCKS = 60, 100  # blocks without a better best choice end the looking
+_MOST_SEGMENTS = 12  # more are learned slower than they save
 
 
 class LearningStage(StrEnum):
@@ -115,13 +114,11 @@ class Learner:
         self._random = np.random.default_rng(seed)
         self._least: Ints = np.zeros_like(self._auto)  # of choices, for some blocks
         self._left, self._barred_until = 0, 0
-        self._phases: Ints = np.zeros(1, dtype=np.int64)  # of each segment
-        self._auto_mhz = math.nan
+        self._ones = 0  # clocks that all may share: a lock of all above auto's changes nothing
         self._response: Response | None = None
         self._autos: deque[BlockReading] = deque(maxlen=_REMEMBERED)
         self._looks: list[int] = []
         self._in_stage = 0
-        self._least_j, self._bettered = math.inf, 0  # of the best choice; the block that found it
         self._margin, self._corrections = 0.0, 0  # what trials found over the budget
         self._lost = 0.0  # blocks' worth of time over the budget
         self._pairs: list[tuple[BlockReading, BlockReading]] = []
@@ -145,7 +142,10 @@ class Learner:
         block = block.by_segments(self.segments)
         if was_left:
             self._left += 1
-            self._least, self._barred_until = self.choice + 1, self.blocks + _BARRED * self._left
+            # Segments that ran lower than in the best choice are to blame, if there are any.
+            lower = self.choice < (self.choice if self.best is None else self.best)
+            self._least = np.where(lower | ~lower.any(), self.choice + 1, 0)
+            self._barred_until = self.blocks + _BARRED * self._left
             if self.best is not None and (self.best < self._least).any():
                 self.best = None
         elif self.blocks >= self._barred_until:
@@ -187,7 +187,7 @@ class Learner:
         if self.held_before:
             mhz = sorted({*self.held_before})
             segments = tuple(map(mhz.index, self.held_before))
-            self._cut(segments, _usual_s(self._blocks), self._blocks)
+            self._cut(segments, self._blocks)
             self.best, self.choice = np.searchsorted(self.core_mhz, mhz), self._auto
             self._enter(LearningStage.TRIAL)
             return
@@ -205,9 +205,12 @@ class Learner:
             energy_j=float(np.median([each.energy_j for each in autos if each.energy_j])),
             steps=sum(each.steps for each in autos),
         )
-        self._auto_mhz = float(middle.core_mhz.max())
-        chosen = options(self._listed_mhz, self._auto_mhz, len(self._auto))
-        self.core_mhz = tuple(sorted({*chosen, *self.held_before}))
+        if not self.core_mhz:
+            auto_mhz, listed = float(middle.core_mhz.max()), self._listed_mhz
+            near_mhz = min((mhz for mhz in listed if mhz >= auto_mhz), default=max(listed))
+            some = {m for m in listed if _LOWEST * near_mhz <= m <= _ABOVE * near_mhz}
+            self.core_mhz = tuple(sorted({*some, *self.held_before}))
+            self._ones = self.core_mhz.index(near_mhz) + 1
         self._response = Response(self.core_mhz, middle)
 
     def _after_one_clock(self, block: BlockReading) -> None:
@@ -229,26 +232,20 @@ class Learner:
         blocks, self._blocks = self._blocks, []
         if self.least_s is None:
             return
-        lasts_s = _usual_s(blocks)
+        lasts_s = np.median([each.times_s for each in blocks if each.at_auto], axis=0)
         segments = merged_kinds(self._kinds, lasts_s.tolist(), self.least_s, _MOST_SEGMENTS)
         count = max(segments) + 1
         if count == len(self._auto) == 1:
             return
-        best_mhz = None if self.best is None else self.core_mhz[int(self.best[0])]
-        least = int(self._least[0])
-        least_mhz = self.core_mhz[least] if least < len(self.core_mhz) else math.inf
-        self._cut(segments, lasts_s, blocks)
-        clocks = np.array(self.core_mhz)
-        self._least = np.full(count, np.searchsorted(clocks, least_mhz) if least else 0)
-        if best_mhz is not None:
-            self.best = np.full(count, np.argmin(np.abs(clocks - best_mhz)))
+        best, least = self.best, int(self._least[0])
+        self._cut(segments, blocks)
+        self._least = np.full(count, least)
+        self.best = None if best is None else np.full(count, best[0])
 
-    def _cut(
-        self, segments: tuple[int, ...], lasts_s: Floats, blocks: Sequence[BlockReading]
-    ) -> None:
-        """Know of segments what blocks say of pieces, and how long pieces last."""
+    def _cut(self, segments: tuple[int, ...], blocks: Sequence[BlockReading]) -> None:
+        """Know of segments what blocks say of pieces."""
         self.segments, self._auto = segments, np.full(max(segments) + 1, -1)
-        self._least, self._phases = np.zeros_like(self._auto), phases_of(segments, lasts_s)
+        self._least = np.zeros_like(self._auto)
         grouped = [each.by_segments(segments) for each in blocks]
         self._autos = deque((each for each in grouped if each.at_auto), maxlen=_REMEMBERED)
         self._begin(grouped)
@@ -260,14 +257,13 @@ class Learner:
         response = self._known
         mean_s, _ = response.expected()
         slower = mean_s.sum(axis=0) / self._auto_s - 1.0
+        slower[: self._least[0]] = slower[self._ones :] = np.inf
         if len(self._looks) % _EDGE_EVERY == 0:
             edge = _EDGE if self._looks else _FIRST_LOOK
-            slower[: self._least[0]] = np.inf
             at = int(np.argmin(np.abs(slower - edge * self.budget)))
         else:
             time_s, energy_j = (each.sum(axis=0) for each in response.drawn(self._random))
             allowed = (slower <= _GENTLE * self.budget) & (time_s <= self._budget_s)
-            allowed[: self._least[0]] = False
             at = int(np.argmin(np.where(allowed, energy_j, np.inf))) if allowed.any() else -1
         self._looks.append(at)
         self.choice = np.full(len(self._auto), at) if at >= 0 else self._auto
@@ -277,7 +273,7 @@ class Learner:
         if self._in_stage % _AUTO_EVERY == 0:
             self.choice = self._auto
             return
-        reach = min(_REACH + self._in_stage // _GROWS_EVERY, _MOST_REACH)
+        reach = _REACH + self._in_stage // _GROWS_EVERY
         if len(self._auto) == 1:  # at the power limit clocks far apart may cost the same time
             reach = len(self.core_mhz)
         self.best = self._mean_best(reach=reach)
@@ -288,7 +284,10 @@ class Learner:
         if len(self._auto) == 1:
             self._look()
             return
-        drawn = self._best(*self._known.drawn(self._random), self._budget_s, reach)
+        # What seems best was lucky, perhaps: it is seen again, or another is.
+        drawn = None
+        if self.best is None or self._in_stage % _AGAIN_EVERY:
+            drawn = self._best(self._known.drawn(self._random), self._budget_s, reach)
         if drawn is not None:
             self.choice = drawn
         else:
@@ -296,17 +295,10 @@ class Learner:
 
     def _is_learned(self, reach: int) -> bool:
         """Whether nothing much is to be gained by more blocks."""
-        if self.best is not None:
-            _, energy_j = self._known.expected()
-            now_j = _sum(energy_j, self.best)
-            if now_j < (1.0 - 0.5 * _GAIN) * self._least_j:
-                self._least_j, self._bettered = now_j, self._in_stage
         if self._in_stage >= _MOST_BLOCKS:
             return True
-        steady = self._in_stage - self._bettered >= _STEADY
-        if self._in_stage >= _LEAST_BLOCKS and steady:
-            return True
-        return self._in_stage % _CHECKED_EVERY == 0 and self._gain(reach) < _GAIN
+        enough = self._in_stage >= (_LEAST_BLOCKS if len(self._auto) > 1 else _LEAST_OF_ONE)
+        return enough and self._in_stage % _CHECKED_EVERY == 0 and self._gain(reach) < _GAIN
 
     def _gain(self, reach: int) -> float:
         """Return what knowing all costs would still save, as a fraction of the step's energy."""
@@ -314,12 +306,12 @@ class Learner:
             return math.inf
         gains = []
         for _ in range(_CHECKS):
-            time_s, energy_j = self._known.drawn(self._random)
-            now_j = _sum(energy_j, self.best)
-            least_s = max(float(_sum(time_s, self.best)), self._budget_s)
-            better = self._best(time_s, energy_j, least_s, reach)
-            gains.append(0.0 if better is None else 1.0 - _sum(energy_j, better) / now_j)
-        return float(np.mean(gains))
+            drawn = self._known.drawn(self._random)
+            now_s, now_j = self._known.sums(self.best[None], drawn)[:, 0]
+            better = self._best(drawn, max(float(now_s), self._budget_s), reach)
+            if better is not None:
+                gains.append(1.0 - self._known.sums(better[None], drawn)[1, 0] / now_j)
+        return float(sum(gains)) / _CHECKS
 
     def _after_trial(self, block: BlockReading) -> None:
         if self.best is None:
@@ -372,7 +364,7 @@ class Learner:
         if over <= _TOLERATED or self.best is None:
             return True
         self._corrections += 1
-        self._margin += over  # so far off is what is expected around here
+        self._margin += over
         near = self._corrections <= _MOST_CORRECTIONS
         best = self._mean_best(reach=_REACH) if near else None
         self.best = self._mean_best(one_clock=True) if best is None else best
@@ -402,59 +394,45 @@ class Learner:
         return self._auto_s * (1.0 + self.budget - self._margin - max(0.0, lost))
 
     def _mean_best(self, *, reach: int = 0, one_clock: bool = False) -> Ints | None:
-        time_s, energy_j = self._known.expected()
+        """Return the best of what was tried and what is expected; ``None`` for none in time."""
+        expected, count = self._known.expected(), len(self._auto)
         budget_s = self._auto_s * (1.0 + self.budget - self._margin)
-        if one_clock:
-            sums_s, sums_j = time_s.sum(axis=0), energy_j.sum(axis=0)
-            kept = np.where(sums_s <= budget_s, sums_j, np.inf)
-            kept[: self._least.max()] = np.inf
-            return None if np.isinf(kept).all() else np.full(len(self._auto), np.argmin(kept))
-        return self._best(time_s, energy_j, budget_s, reach)
+        some = np.repeat(np.arange(self._ones)[:, None], count, axis=1)
+        if not one_clock:
+            found = self._best(expected, budget_s, reach)
+            some = self._known.tried if found is None else np.vstack([self._known.tried, found])
+        time_s, energy_j = self._known.sums(some, expected)
+        in_time = (time_s <= (1.0 + _NEAR) * budget_s) & (some >= self._least).all(axis=1)
+        return some[np.argmin(np.where(in_time, energy_j, np.inf))] if in_time.any() else None
 
-    def _best(self, time_s: Floats, energy_j: Floats, budget_s: float, reach: int) -> Ints | None:
+    def _best(self, tables: tuple[Floats, Floats], budget_s: float, reach: int) -> Ints | None:
         """Return the choice of least energy near the best known; ``None`` where none is in time."""
-        around, at = self.best, np.arange(time_s.shape[1])
+        around, at = self.best, np.arange(len(self.core_mhz))
         near = at >= np.minimum(self._least, len(at) - 1)[:, None]
+        near &= (at < self._ones) | (len(near) > 1)
         if around is not None:
             near &= np.abs(at - around[:, None]) <= reach
-        allowed_s, allowed_j = (np.where(near, each, np.inf) for each in (time_s, energy_j))
-        less_s = 0.0
-        for _ in range(_SETTLINGS):
-            problem = Problem(time_s=allowed_s, energy_j=allowed_j, budget_s=budget_s - less_s)
+        time_s, energy_j = (np.where(near, each, np.inf) for each in tables)
+        capped, less_s = self._known.capped, 0.0
+        for _ in range(_TRIES):
+            if not np.isfinite(time_s).any(axis=1).all():
+                return None
+            problem = Problem(time_s=time_s, energy_j=energy_j, budget_s=budget_s - less_s)
             solution = solve(problem, Effort.QUICK)
             if solution.status is Status.INFEASIBLE:
                 return None
-            held = self._under_cap(solution.choice, time_s, energy_j)
-            over_s = _sum(time_s, held) - budget_s
-            if over_s <= _TOLERATED * budget_s:
-                return solution.choice
+            choice = solution.choice
+            above = choice - capped[(choice >= capped).all(axis=1)]
+            if len(above):  # the segment that is furthest above goes below
+                segment = int(above[0].argmax())
+                lowered = choice[segment] - above[0, segment]
+                time_s[segment, lowered:] = energy_j[segment, lowered:] = np.inf
+                continue
+            over_s = float(self._known.sums(choice[None], tables)[0, 0]) - budget_s
+            if over_s <= _NEAR * budget_s:
+                return choice
             less_s += over_s
         return None
-
-    def _under_cap(self, choice: Ints, time_s: Floats, energy_j: Floats) -> Ints:
-        """Return what is left of a choice under the power cap.
-
-        Whatever is asked for, a phase of the step draws no more in the mean than at auto: the cap
-        lowers one ceiling for all that runs in it.
-        """
-        held = choice.copy()
-        near = int(np.argmin(np.abs(np.array(self.core_mhz) - self._auto_mhz)))
-        for phase in np.unique(self._phases):
-            own = np.flatnonzero(self._phases == phase)
-            auto_w = energy_j[own, near].sum() / time_s[own, near].sum()
-            limit_w = max(auto_w, self._known.auto_w)
-            for ceiling in range(len(self.core_mhz) - 1, -1, -1):
-                below = np.minimum(choice[own], ceiling)
-                if energy_j[own, below].sum() <= limit_w * time_s[own, below].sum():
-                    held[own] = below
-                    break
-        return held
-
-
-def _usual_s(blocks: Sequence[BlockReading]) -> Floats:
-    """Return how long pieces usually last at auto. Shape (P,)."""
-    usual_s: Floats = np.median([each.times_s for each in blocks if each.at_auto], axis=0)
-    return usual_s
 
 
 def _scatter(values: Floats) -> float:
@@ -462,30 +440,3 @@ def _scatter(values: Floats) -> float:
     if len(values) < _NOISE_FROM:
         return _USUAL_NOISE
     return robust_sigma(np.diff(np.log(values))) / math.sqrt(2.0)
-
-
-def options(listed_mhz: Sequence[int], auto_mhz: float, segments: int) -> tuple[int, ...]:
-    """Return the core clocks to choose from, ascending, up to the first above auto's or further.
-
-    Of many segments some do: close together next to auto's, where budgets end, and further apart
-    below and above.
-    """
-    near_mhz = min((mhz for mhz in listed_mhz if mhz >= auto_mhz), default=max(listed_mhz))
-    if segments <= _FEW_SEGMENTS:
-        most_mhz = near_mhz if segments == 1 else _ABOVE * near_mhz
-        return tuple(m for m in sorted(listed_mhz) if _LOWEST * near_mhz <= m <= most_mhz)
-    taken = [near_mhz]
-    for mhz in sorted(listed_mhz, reverse=True):
-        apart = _APART * (near_mhz + _WIDENS * (near_mhz - mhz))
-        if _LOWEST * near_mhz <= mhz <= taken[-1] - apart:
-            taken.append(mhz)
-    # Where the rest of a phase draws less, the power cap leaves a segment more than it left to all.
-    for mhz in sorted(listed_mhz):
-        apart = _APART * (near_mhz + _WIDENS * (mhz - near_mhz))
-        if taken[0] + apart <= mhz <= _ABOVE * near_mhz:
-            taken.insert(0, mhz)
-    return tuple(reversed(taken))
-
-
-def _sum(table: Floats, choice: Ints) -> float:
-    return float(table[np.arange(len(choice)), choice].sum())

@@ -1,11 +1,12 @@
 """Clocks learned from blocks of steps, on worlds whose best clock is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from underclock.arrays import Floats, Ints
-from underclock.core.step.power_cap import phases_of, under_ceiling
-from underclock.learning.learner import Learner, LearningStage, options
+from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.response import BlockReading, Response
 
 LISTED = tuple(range(210, 2101, 15))
@@ -53,35 +54,47 @@ class World:
 
 
 class Capped(World):
-    """Segments under a power cap, which lowers one ceiling for both."""
+    """Segments under a power cap, which lowers one ceiling for both.
+
+    Args:
+        limit_w: The cap; asking for more than it allows costs time.
+    """
 
     def __init__(self, *bound: float, limit_w: float) -> None:
         super().__init__(*bound)
-        self._limit_w, self._boost_mhz = limit_w, 1900.0
-        self.auto_mhz = float(self._ran(np.full(len(bound), self._boost_mhz))[0])
+        self._limit_w = limit_w
+        self.auto = np.full(len(bound), 1900.0)
+        self.auto_mhz = float(self.ran(self.auto)[0])
 
     def block(self, core_mhz: Floats, *, at_auto: bool) -> BlockReading:
-        ran = self._ran(np.full(len(core_mhz), self._boost_mhz) if at_auto else core_mhz)
-        return super().block(ran, at_auto=at_auto)
+        asked = self.auto if at_auto else core_mhz
+        ran, lost = self.ran(asked), self._lost(asked)
+        block = super().block(ran, at_auto=at_auto)
+        return replace(
+            block,
+            core_mhz=ran if at_auto else asked,
+            times_s=block.times_s * lost,
+            energy_j=None if block.energy_j is None else block.energy_j * float(lost.mean()),
+            is_capped=not at_auto and bool((ran < asked).any()),
+        )
 
     def true(self, core_mhz: Floats) -> tuple[float, float]:
-        times, energies = self._costs(self._ran(core_mhz))
-        auto = self._costs(np.full(len(core_mhz), self.auto_mhz))
-        return times.sum() / auto[0].sum() - 1, energies.sum() / auto[1].sum() - 1
+        (time, energy), (auto_s, auto_j) = (
+            [float((each * self._lost(asked)).sum()) for each in self._costs(self.ran(asked))]
+            for asked in (core_mhz, self.auto)
+        )
+        return time / auto_s - 1, energy / auto_j - 1
 
-    def _ran(self, core_mhz: Floats) -> Floats:
-        for ceiling in np.arange(self._boost_mhz, 0.0, -1.0):
+    def _lost(self, asked: Floats) -> Floats:
+        return np.asarray(1.0 + 0.05 * (asked / self.ran(asked) - 1.0))
+
+    def ran(self, core_mhz: Floats) -> Floats:
+        """Return the clocks that the cap leaves."""
+        for ceiling in np.arange(1900.0, 0.0, -1.0):
             times, energies = self._costs(ran := np.minimum(core_mhz, ceiling))
             if energies.sum() <= self._limit_w * times.sum():
                 break
         return ran
-
-
-def test_a_ceiling_is_where_the_mean_clock_is_what_was_read() -> None:
-    asked, times_s = np.array([1900.0, 1200.0, 1500.0]), np.array([1.0, 1.0, 2.0])
-    assert under_ceiling(asked, times_s, 1525.0).tolist() == asked.tolist()
-    assert under_ceiling(asked, times_s, 1425.0) == pytest.approx([1500.0, 1200.0, 1500.0])
-    assert under_ceiling(asked, times_s, 1000.0) == pytest.approx([1000.0] * 3)
 
 
 def _mhz(learner: Learner, choice: Ints) -> Floats:
@@ -220,26 +233,44 @@ def test_under_a_power_cap_a_segment_may_run_faster_than_at_auto() -> None:
     time, energy = world.true(np.array([low, high]))
     assert time <= 0.013
     assert energy < -0.05
+    assert world.ran(np.array([low, high])).tolist() == [low, high]
 
 
-def test_phases_are_what_takes_turns_and_what_a_cap_cannot_tell_apart() -> None:
-    turns, once = (0, 1, 0, 1, 2, 3, 2, 3), (0, 1, 2, 3)
-    assert phases_of(turns, np.full(8, 0.5)).tolist() == [0, 0, 2, 2]
-    assert phases_of(once, np.full(4, 0.5)).tolist() == [0, 1, 2, 3]
-    assert phases_of(once, np.full(4, 0.05)).tolist() == [0, 0, 0, 0]
+@pytest.mark.parametrize("segments", [1, 2])
+def test_only_segments_are_tried_above_auto(segments: int) -> None:
+    """A lock above it for the whole step changes nothing."""
+    world = Capped(*(0.05, 0.95)[-segments:], limit_w=200.0)
+    learner = Learner(LISTED, budget=0.01, kinds=tuple(range(segments)))
+    learner.least_s, highest = 0.05, 0.0
+    for _ in range(100):
+        mhz, at_auto = _mhz(learner, learner.choice), bool((learner.choice < 0).all())
+        learner.ended(world.block(mhz, at_auto=at_auto))
+        highest = max(highest, 0.0 if at_auto else float(mhz.max()))
+    assert (highest > world.auto_mhz + 15.0) == (segments == 2)
 
 
-def test_options_end_above_auto_and_lie_closer_at_the_top() -> None:
-    every = options(LISTED, 1897.0, 1)
-    some = options(LISTED, 1897.0, 9)
-    assert every[-1] == 1905
-    assert 1905 in some
-    near = some.index(1905)
-    assert {*some[: near + 1]} < {*every}
-    assert some[near] - some[near - 1] < some[1] - some[0]
-    assert some[near + 1] - some[near] <= some[-1] - some[-2]
-    assert 2070 <= some[-1] <= 1.15 * 1905
-    assert options((1000,), 1200.0, 1) == (1000,)
+@pytest.mark.parametrize("is_capped", [True, False])
+def test_a_choice_is_known_as_it_ran_whatever_its_segments_say(*, is_capped: bool) -> None:
+    """It takes 3 % longer than the sum of its segments; one near it is expected to as well."""
+    auto = World(0.3, 0.6).block(np.full(2, _AUTO_MHZ), at_auto=True)
+    response = Response(LISTED[90:], auto)
+    choices, said_s = np.array([[20, 15], [20, 16]]), response.expected()[0]
+    before_s, before_j = response.sums(choices, response.expected())
+    ran = replace(
+        auto,
+        at_auto=False,
+        core_mhz=response.core_mhz[choices[0]],
+        times_s=1.03 / 2 * before_s[0] * np.ones(2),
+        energy_j=float(0.98 * before_j[0]),
+        is_capped=is_capped,
+    )
+    for _ in range(8):
+        response.learn(ran, np.full(2, 0.002), 0.004)
+    after_s, after_j = response.sums(choices, response.expected())
+    assert after_s[0] == pytest.approx(1.03 * before_s[0], rel=0.003)
+    assert after_j[0] == pytest.approx(0.98 * before_j[0], rel=0.01)
+    assert after_s[1] > 1.01 * before_s[1]
+    assert (response.expected()[0] == said_s).all() == is_capped
 
 
 def test_a_block_moves_what_is_expected_and_its_error() -> None:

@@ -17,9 +17,7 @@ Shape letters: K kernels, S settings, n launches, C ceilings.
 """
 
 import dataclasses
-import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +34,6 @@ _CEILINGS = 32  # of many boards, at least
 _TOGETHER = 64  # boards settled side by side
 _PART = 1.0 / 16.0  # of the window, in which launches of boards are added up
 _HELD = 0.985  # of the limit: each row left out of a fit in error is knowledge lost
-_WINDOWS = 3.0  # of the mean: a step that is as short is one phase
 _ROUNDS = 6  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
 
 
@@ -149,37 +146,6 @@ def settled_at(cap: PowerCap, costs: LaunchCosts, mean_w: float) -> tuple[PowerC
         cap = dataclasses.replace(cap, limit_w=cap.limit_w * mean_w / predicted_w)
         settled = settle(cap, costs, asked)
     return cap, settled
-
-
-def under_ceiling(asked_mhz: Floats, times_s: Floats, mean_mhz: float) -> Floats:
-    """Return the clocks of pieces of a step where the power cap lowers one ceiling for all.
-
-    Args:
-        asked_mhz: Of each piece. Shape (P,).
-        times_s: How long each takes. Shape (P,).
-    """
-    ceilings_mhz = np.append(0.0, np.unique(asked_mhz))
-    means_mhz = np.minimum(asked_mhz, ceilings_mhz[:, None]) @ (times_s / times_s.sum())
-    ran_mhz: Floats = np.minimum(asked_mhz, np.interp(mean_mhz, means_mhz, ceilings_mhz))
-    return ran_mhz
-
-
-def phases_of(segments: Sequence[int], lasts_s: Floats) -> Ints:
-    """Return the phase of each segment: a power cap averages over what takes turns.
-
-    Args:
-        segments: Of each piece, which segment it is part of.
-    """
-    runs = [at for at, own in enumerate(segments) if at == 0 or own != segments[at - 1]]
-    phases: Ints = np.arange(max(segments) + 1)
-    turns = Counter(
-        frozenset((segments[before], segments[at])) for before, at in itertools.pairwise(runs)
-    )
-    for pair, count in turns.items():
-        first, second = sorted(pair)
-        if count > 1 or float(lasts_s.sum()) < _WINDOWS * WINDOW_S:
-            phases[phases == phases[second]] = phases[first]
-    return phases
 
 
 def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
