@@ -250,7 +250,7 @@ def learned(cell: Cell, seed: int, smooth: bool) -> Learned:  # noqa: FBT001 - o
         energy=energy,
         time=time,
         best_clock=best_clock,
-        best=best,
+        best=min(best, energy if time <= cell.budget else best),  # the knapsack knows no cap
         found_s=next(near, now_s),
         trial=(saving[0].interval if saving else None) or (-math.inf, math.inf),
         took_s=now_s,
@@ -317,14 +317,8 @@ def main() -> None:
         first, begun = 0, []
         for part, name, cell in cells():
             seeds = range(first, first := first + (_TRIALS if part == "trials" else given.seeds))
-            begun.append(
-                (
-                    part,
-                    name,
-                    cell,
-                    [pool.submit(learned, cell, seed, given.smooth) for seed in seeds],
-                )
-            )
+            jobs = [pool.submit(learned, cell, seed, given.smooth) for seed in seeds]
+            begun.append((part, name, cell, jobs))
         for part, name, cell, jobs in begun:
             found[part][name][cell] = [job.result() for job in jobs]
     trials = {k: [*itertools.chain(*some.values())] for k, some in found.pop("trials").items()}
