@@ -28,6 +28,7 @@ from underclock.records import Clocks, ThrottleReason
 from underclock.units import Domain
 
 _ROUNDING_S = 1e-12
+_NEAR_S = 1e-6  # before a tick of the power loop, from which on it is looked for
 _NEARLY_S = 1e-9  # a stride that ends so far from a tick of the power loop does not reach it
 _LONGEST_STRIDE_S = 2.5  # heat moves little meanwhile
 _DECIDE_C = 0.1  # look again at what heat allows when the temperature moved this far
@@ -362,6 +363,8 @@ class VirtualGpu:
         usual, lost = runs.time_noise * self._drift.slow, self.unit.lost
         coolest_c, hottest_c = self._decided_c - _DECIDE_C, self._decided_c + _DECIDE_C
         now_s, energy_j, warm_c = self.now_s, self.energy_j, self.temperature_c
+        ambient_c, c_per_w, tau_s = gpu.ambient_c, gpu.c_per_w, gpu.thermal_tau_s
+        tick_s, no_tick_until_s = 0.0, -math.inf
         known: Mapping[int, LaunchCost] = {}  # what kernels cost at these clocks
         known_mhz, known_mem_mhz, costs = math.nan, 0, self._costs
         while True:
@@ -379,20 +382,22 @@ class VirtualGpu:
             power_w = (cost.cold_w + cost.w_per_c * warm_c) * noise
             launch_s = cost.duration_s * longer
             stride_s = launch_s * (runs.turn.times - runs.share) + BEYOND_S
-            tick_s = loop.to_tick_s(now_s)
-            if tick_s < stride_s:  # noqa: PLR1730 - as the next: `min` takes longer
-                stride_s = tick_s
-            if until_s - now_s < stride_s:  # noqa: PLR1730
+            if until_s - now_s < stride_s:  # noqa: PLR1730 - as the next: `min` takes longer
                 stride_s = until_s - now_s
+            near = now_s + stride_s > no_tick_until_s
+            if near:
+                tick_s = loop.to_tick_s(now_s)
+                no_tick_until_s = now_s + tick_s - _NEAR_S
+                stride_s = min(stride_s, tick_s)
             if now_s - gauges.last_s >= NOTED_S or stride_s >= NOTED_S:
                 gauges.note(now_s, energy_j, stride_s)
             self.now_s = now_s = now_s + stride_s
             self.energy_j = energy_j = energy_j + power_w * stride_s
-            steady_c = gpu.ambient_c + gpu.c_per_w * power_w
-            warm_c = steady_c + (warm_c - steady_c) * exp(-stride_s / gpu.thermal_tau_s)
+            steady_c = ambient_c + c_per_w * power_w
+            warm_c = steady_c + (warm_c - steady_c) * exp(-stride_s / tau_s)
             self.temperature_c = warm_c
             loop.average(stride_s, power_w, core_mhz)
-            if stride_s > tick_s - _NEARLY_S or tick_s == CAP_TICK_S:
+            if near and (stride_s > tick_s - _NEARLY_S or tick_s == CAP_TICK_S):
                 loop.act(now_s, stride_s, self.limit_w * costs.lock.power)
             progress(stride_s, launch_s)
             if agenda.next_s < until_s:  # noqa: PLR1730
