@@ -27,20 +27,20 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 _NOT_FOLLOWED = ("slow", "untraced")
 _FIRST = (
-    "test_achievable.py",
+    "test_training_commands.py",
     "test_docs_blocks.py",
-    "test_commands.py",
-    "test_pages_in_a_browser.py",
+    "test_run_command.py",
     "test_ray.py",
-    "test_run.py",
-    "test_faults.py",
+    "test_docs_figures.py",
     "test_tune_command.py",
-    "test_plan_latency.py",
+    "test_adaptive_campaign.py",
+    "test_pages_in_a_browser.py",
+    "test_faults.py",
     "test_job_run.py",
     "test_docs_site.py",
     "test_assumed_step.py",
 )
-"""Files that take long, or come late: they run first, so that no worker is left alone with one."""
+"""Files that take long, the longest first, so that no worker is left alone with one at the end."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -68,8 +68,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest files run first, and all others as they are listed."""
-    items.sort(key=lambda item: item.path.name not in _FIRST)
+    """Let the longest files run first, then all as they are listed."""
+    turns = {name: turn for turn, name in enumerate(_FIRST)}
+    items.sort(key=lambda item: turns.get(item.path.name, len(turns)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from underclock.campaign.grid import Campaign
     from underclock.records import MeasurementSettings, SampleSet, Step
-    from underclock.tracing.source import TrainingCommand
+    from underclock.tracing.source import StepFile, TrainingCommand
 
 _WORDS = "underclock.words"
 _NONE_ALONE = (
@@ -151,16 +151,7 @@ def command(
         return
     source_file = step_file(step or near, source)
     if ray is not None:
-        _measure_together(
-            step,
-            gpu,
-            to=output,
-            address=ray,
-            campaign=campaign,
-            pace=pace,
-            run=source_file,
-            as_json=as_json,
-        )
+        _measure_together(step, gpu, output, ray, campaign, pace, source_file, as_json=as_json)
         return
     from underclock.app.backends import in_virtual_time
     from underclock.app.measuring import file_of, follow, follows, measure
@@ -263,12 +254,13 @@ def measure_in_command(
 def _measure_together(
     step: Path | None,
     gpu: str,
-    *,
     to: Path,
+    address: str,
     campaign: "Campaign",
     pace: tuple[float | None, float] | None,
+    run: "StepFile",
+    *,
     as_json: bool,
-    **given: Any,  # noqa: ANN401 - what `measure_together` has, by its names
 ) -> None:
     from underclock.app.output import told_of_boards
     from underclock.app.raying import measure_together
@@ -282,7 +274,14 @@ def _measure_together(
     measuring = _measuring(gpus[0], campaign, *(pace or (None, None)))
     with progress_bar("measuring") as show:
         boards = measure_together(
-            step, gpus=gpus, to=to, campaign=campaign, measuring=measuring, progress=show, **given
+            step,
+            gpus=gpus,
+            to=to,
+            address=address,
+            campaign=campaign,
+            measuring=measuring,
+            progress=show,
+            run=run,
         )
     warn(tuple(dict.fromkeys(sentence for board in boards for sentence in board.warnings)))
     told_of_boards(boards, to, as_json=as_json)

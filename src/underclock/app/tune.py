@@ -98,9 +98,8 @@ def command(
         raise
     if not step.obstacle:
         say(f"clocks are {'held' if held else 'steered'} to measure")
-    made = None
-    if time_limit is None and precision is None and latency is None:
-        made = planned_before(plan_file, samples, name, goal)
+    as_before = time_limit is None and precision is None and latency is None
+    made = planned_before(plan_file, samples, name, goal) if as_before else None
     if made is None:
         both = (f"{step_file}", *words)
         if assume:
@@ -123,8 +122,8 @@ def command(
     _show(made, answers.more(made), output, command_line, step.warnings, details=details)
     if hold:
         with to_hold(name) as there:
-            held_words = [f"{plan_file}", "--gpu", there, "--", *command_line]
-            running.command(held_words, standalone_mode=False)
+            both = (f"{plan_file}", "--gpu", there, "--", *command_line)
+            running.command(both, standalone_mode=False)
 
 
 def _traced(

@@ -106,8 +106,7 @@ class Run:
                 passes = [step.kernels[kernel].pass_ for kernel in step.order]
                 seen = sites_of(step.modules, passes)
                 sites = tuple((s.event, s.path, s.occurrence, s.launch) for s in seen)
-            pages_in = _pages(folder)
-            pages_in.mkdir(mode=0o700, exist_ok=pages_in == folder)
+            (pages_in := _pages(folder)).mkdir(mode=0o700, exist_ok=pages_in == folder)
             for rank, (uuid, index) in enumerate(gpus):
                 part = parts[first + rank if job else 0]
                 file = folder / f"step{rank if job else 0}.json"
