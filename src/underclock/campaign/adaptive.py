@@ -12,7 +12,6 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.campaign.grid import Campaign, Points, SharedRecorder
 from underclock.campaign.recording import Recorder, WindowPolicy
 from underclock.core.design import (
-    Looks,
     Wanted,
     improvement,
     improvement_of_table,
@@ -70,23 +69,20 @@ def worth_of_samples(
             away = (core - np.log(clocks.core_mhz)) / _NEAR
             near = np.exp(-0.5 * np.minimum(away, 1e3) ** 2) * (mem == (clocks.mem_mhz or 0))
             looked[place[name]] += times * near
-    looks = Looks(
-        measurable=fit.measurable & locked & fit.holds_alone & unused(table.settings),
-        count=looked,
-        noise=np.sqrt([time2, time2 + power2]),
-    )
+    measurable = fit.measurable & locked & fit.holds_alone & unused(table.settings)
+    noise = np.sqrt([time2, time2 + power2])
     plans = [choose_kernels(table, goal, costs) for goal in goals]
     gains = np.zeros(table.time_s.shape)
     for goal, plan in zip(goals, plans, strict=True):
         planned = np.full(len(table.kernels), table.baseline) if plan is None else plan
         limit_s = table.auto_time_s * (1.0 + goal.max_slowdown)
         price_w = price_within(table.time_s, table.energy_j, limit_s)
-        gains += improvement(costs, looks, price_w, planned)
+        gains += improvement(costs, looked, noise, price_w, planned)
     known = dataclasses.replace(costs, step_error=(0.0, 0.0), locked_error=None)
     made = [known.predicted_change(plan) for plan in plans if plan is not None]
     launch_s = np.where(np.isfinite(table.time_s), table.launches.time_s, np.inf)
     return (
-        gains / np.vectorize(takes_s)(launch_s),
+        np.where(measurable, gains, 0.0) / np.vectorize(takes_s)(launch_s),
         max([change.energy_spread for change in made], default=0.0),
         TWO_SIDED * promise_spread(known, goals, plans),
     )

@@ -95,21 +95,16 @@ def price_within(time_s: Floats, energy_j: Floats, limit_s: float) -> float:
     return high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looks:
-    """Which entries may be looked at, and what a look says."""
-
-    measurable: Bools  # (K, S)
-    count: Floats  # how often each was looked at, or its neighbours, (K, S)
-    noise: Floats  # standard deviation of one look's log time and log energy, (2, K)
-
-
-def improvement(costs: Costs, looks: Looks, price_w: float, planned: Ints) -> Floats:
+def improvement(
+    costs: Costs, looked: Floats, noise: Floats, price_w: float, planned: Ints
+) -> Floats:
     """Return what one more look with noise at each entry is worth, in J per step. Shape (K, S).
 
     It may change the choice, or make the promise surer.
 
     Args:
+        looked: How often each entry was looked at, or its neighbours. Shape (K, S).
+        noise: Standard deviation of one look's log time and log energy. Shape (2, K).
         price_w: Of a second, in J.
         planned: Setting of each kernel in the plan as it is now. Shape (K,).
     """
@@ -126,11 +121,12 @@ def improvement(costs: Costs, looks: Looks, price_w: float, planned: Ints) -> Fl
         moved = price_w * time_s[k, :, None] * time + energy_j[k, :, None] * energy
         alone[k] = np.square(moved).sum(axis=-1)
         apart[k] = np.square(moved - moved[at]).sum(axis=-1)
-    noise = np.hypot(price_w * time_s * looks.noise[0][:, None], energy_j * looks.noise[1][:, None])
-    settled = noise**2 / np.maximum(looks.count, 1e-9)
+    noise_j = energy_j * noise[1][:, None]
+    noise2 = (price_w * time_s * noise[0][:, None]) ** 2 + noise_j**2
+    settled = noise2 / np.maximum(looked, 1e-9)
     behind = np.where(finite, cost - cost[kernels, best][:, None], np.inf)
     open_ = np.minimum(apart, settled)
-    learned = open_ / np.sqrt(np.maximum(open_ + noise**2, 1e-300))
+    learned = open_ / np.sqrt(np.maximum(open_ + noise2, 1e-300))
     gain = np.where(finite, expected_gain(np.where(finite, behind, 0.0), learned), 0.0)
     gain[kernels, best] = 0.0
     # Of two settings that are close, the one that is less sure is looked at.
@@ -141,12 +137,12 @@ def improvement(costs: Costs, looks: Looks, price_w: float, planned: Ints) -> Fl
     own = energy_j[kernels, planned, None] * costs.moves[1, kernels, planned, costs.shared :]
     known = np.square(own).sum(axis=-1)
     known = np.where(planned == table.baseline, 0.0, known)
-    noise2 = (energy_j * looks.noise[1][:, None])[kernels, planned] ** 2
-    open_ = np.minimum(known, noise2 / np.maximum(looks.count[kernels, planned], 1e-9))
+    noise2 = noise_j[kernels, planned] ** 2
+    open_ = np.minimum(known, noise2 / np.maximum(looked[kernels, planned], 1e-9))
     less = open_**2 / np.maximum(open_ + noise2, 1e-300)
     total = math.sqrt(float(known.sum()))
     gain[kernels, planned] += _FOR_PROMISE * (total - np.sqrt(np.maximum(total**2 - less, 0.0)))
-    return np.where(looks.measurable, gain, 0.0)
+    return gain
 
 
 def improvement_of_table(

@@ -64,9 +64,9 @@ def traced_job(
     numbers = set.intersection(*({step.number for step in each.steps} for each in traces))
     if not numbers:
         bare = [each.name for each in traces if each.steps[0].number == WHOLE]
-        said = f"{bare[0]} has no step" if bare else "the ranks' traces have no step in common"
+        error = f"{bare[0]} has no step" if bare else "the ranks' traces have no step in common"
         calls = "call step() of torch.profiler.profile, which marks them ProfilerStep#n"
-        raise DataError(said, hint=calls if bare else "profile the same steps on every rank")
+        raise DataError(error, hint=calls if bare else "profile the same steps on every rank")
     steps = [placed_ranks(traces, number) for number in sorted(numbers)]
     met_s = [meetings(step) for step in steps]
     lags = [transfers(step) for step in steps]
