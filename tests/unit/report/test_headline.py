@@ -64,6 +64,7 @@ def test_page_terminal_and_notebook_give_the_same_answer_first() -> None:
         assert said[len(" ".join(plan.answer)) :].startswith(" Next: ")
         for line in plan.answer:
             assert line in plan._repr_html_()
+        for line in (*plan.answer, next_sentence(plan, "plan.json")):
             assert line.replace("-", MINUS) in Seen(page(plan, None)).text.replace("-", MINUS)
 
 
