@@ -119,7 +119,8 @@ _RUN = [
 
 
 def _command_lines(page: str) -> Iterator[str]:
-    """Yield the lines of a page's blocks that are commands, fenced or indented."""
+    """Yield the lines of a page's blocks that are commands, fenced, indented or of a session."""
+    yield from re.findall(r"^\$ (.+)$", _PAGES[page], re.MULTILINE)
     for block in _fenced(page):
         if block.language in {"bash", "sh"}:
             yield from "\n".join(block.lines).replace("\\\n", " ").splitlines()
@@ -257,10 +258,10 @@ def test_the_pages_work_from_top_to_bottom_in_one_shell(
     else:
         for line in block.lines:
             shell.run(line)
-    said = capfd.readouterr().out
+    said, progress = capfd.readouterr()
     if block.language == "python":
         assert re.fullmatch(r"(Saves|No saving) .*\n|None\n|2\n|", said), said
-    shell.said += said
+    shell.said += said + progress
 
 
 def test_all_of_the_pages_ran_and_left_the_shell_as_it_was(shell: "_Shell") -> None:
@@ -271,8 +272,9 @@ def test_all_of_the_pages_ran_and_left_the_shell_as_it_was(shell: "_Shell") -> N
     printed = [
         line
         for block in _BLOCKS
-        if block.language == "text" and block.lines[0].startswith("Saves ")
+        if block.language == "text" and block.lines[0].startswith(("Saves ", "$ "))
         for line in block.lines
+        if not line.startswith("$ ")
     ]
     assert printed
     for line in printed if _WHOLE else []:

@@ -73,9 +73,10 @@ def command(
     from underclock.tracing.held import may_lock
     from underclock.tracing.source import TrainingCommand
 
+    training, goal = TrainingCommand.of(command_line), Goal(max_slowdown=max_slowdown)
     gpu = gpu or shown_by_cuda()[0]
-    goal, name = Goal(max_slowdown=max_slowdown), parse_gpu(gpu)
-    training, assume = TrainingCommand.of(command_line), runs_elsewhere(name)
+    name = parse_gpu(gpu)
+    assume = runs_elsewhere(name)
     make_folder(output)
     step_file, samples, plan_file, page = (
         output / file for file in ("step.json", "samples.db", "plan.json", "report.html")
