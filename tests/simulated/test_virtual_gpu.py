@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pynvml
 import pytest
@@ -95,26 +95,6 @@ def test_the_gain_bends_what_sensors_show_and_never_the_truth(unit: int) -> None
     assert _instant_w(bent) == pytest.approx(gain * _instant_w(exact))
 
 
-def _blocked_s(rig: Rig, calls: int) -> list[float]:
-    taken_s = []
-    for _ in range(calls):
-        before_s = rig.clock.now_s()
-        rig.gpu.energy_j()
-        taken_s.append(rig.clock.now_s() - before_s)
-    return taken_s
-
-
-def test_reading_energy_blocks_as_long_as_on_an_h200(rig: Rig) -> None:
-    taken_s = _blocked_s(rig, 4000)
-
-    assert statistics.median(taken_s) == pytest.approx(3e-3, rel=0.05)
-    assert _percentile(taken_s, 0.99) == pytest.approx(15e-3, rel=0.15)
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[int(share * len(values))]
-
-
 def test_the_papers_board_draws_less_while_its_memory_alone_is_held() -> None:
     def seen(clocks: Clocks, name: str) -> tuple[float, float]:
         kernel = Kernel(name="copy", kind=Kind.MEMORY, flops=1e9, bytes_moved=1e9)
@@ -140,21 +120,6 @@ def _busy(kernels: list[Kernel], *, seed: int = 0) -> VirtualGpu:
     gpu = VirtualGpu(_MODEL, seed=seed)
     gpu.begin([_MODEL.kernel(kernel) for kernel in kernels])
     return gpu
-
-
-@settings(max_examples=25)
-@given(st.lists(st.floats(1e-4, 3.0), min_size=1, max_size=12))
-def test_how_time_is_cut_up_barely_changes_energy(steps_s: list[float]) -> None:
-    copy = Kernel(name="copy", flops=1e9, bytes_moved=1e9)
-    cut, whole = _busy([copy]), _busy([copy])
-
-    for step_s in steps_s:
-        cut.advance(step_s)
-    whole.advance(sum(steps_s))
-
-    assert cut.now_s == pytest.approx(whole.now_s)
-    # Clocks follow temperature stride by stride, so the cut matters a little.
-    assert cut.energy_j == pytest.approx(whole.energy_j, rel=0.02)
 
 
 def test_the_same_seed_gives_the_same_run(gemm: Kernel) -> None:
@@ -384,18 +349,11 @@ def test_nothing_executes_while_the_memory_clock_changes() -> None:
     ("model", "range_s"),
     [
         ("RTX 3080 Ti", (6e-3, 0.15)),
-        ("NVIDIA GeForce RTX 4090 D", (6e-3, 0.15)),
         ("NVIDIA A100-SXM4-80GB", (3e-3, 13e-3)),
-        ("NVIDIA RTX A4000", (6e-3, 0.15)),
-        ("NVIDIA L40S", (6e-3, 0.15)),
         ("NVIDIA H200", (6e-3, 0.1)),
-        ("NVIDIA GH200 480GB", (6e-3, 0.1)),
-        ("NVIDIA B200", (1e-5, 1e-4)),
         ("NVIDIA GeForce RTX 5090", (1e-5, 1e-4)),
-        ("NVIDIA RTX PRO 6000 Blackwell", (1e-5, 1e-4)),
         ("Tesla V100-SXM2-16GB", (24.5e-3, 24.5e-3)),
         ("Quadro RTX 6000", (0.15, 0.15)),
-        ("TITAN X (Pascal)", None),
         ("AMD Instinct MI300X", None),
         ("G", None),
     ],

@@ -72,22 +72,6 @@ def test_a_budget_that_rises_fails_before_and_after_its_commit(tree: Path) -> No
     assert _rises(tree) == ["the budget of app rose from 10 to 20"]
 
 
-def test_a_merge_is_compared_with_both_sides(tree: Path) -> None:
-    _git(tree, "switch", "-c", "side")
-    lower = _TEXT.replace("hw = 30", "hw = 20")
-    _commit(tree, lower)
-    _git(tree, "switch", "main")
-    _commit(tree, _TEXT.replace("commands = 2", "commands = 1"))
-    _git(tree, "merge", "--no-commit", "side")
-    both = lower.replace("commands = 2", "commands = 1")
-    assert (tree / "budget.toml").read_text() == both
-    _git(tree, "commit", "-m", "merge")
-    assert _rises(tree) == []
-
-    _commit(tree, both.replace("hw = 20", "hw = 30"), "--amend")  # the other side's is lost
-    assert _rises(tree) == ["the budget of hw rose from 20 to 30"]
-
-
 def test_where_git_cannot_show_the_past_it_is_said(tree: Path, tmp_path: Path) -> None:
     _commit(tree, _TEXT.replace("hw = 30", "hw = 40"))
 
