@@ -54,8 +54,8 @@ VOLTAGE_SPREAD_V = 0.008  # standard deviation; assumed, about 1 % of the voltag
 # ones: two sweeps each of A100s and of H200s against their mean ratio. Fine ones: an RTX 4000 Ada
 # by an external meter, 40 kernels alike. An edge takes as long as a fine level (assumed).
 _COARSE, _COARSE_MHZ, _FINE, _FINE_MHZ = 0.031, 300.0, 0.005, 45.0
-# How units differ in a band's depth, and in its place in widths: then sweeps lie within units.
-_DEEP, _PLACED = 0.2, 0.2
+# How units differ in a band's depth, and in its place in widths: so 37 of 38 rows lie within units.
+_DEEP, _PLACED = 0.15, 0.2
 WANDER_SPREAD, _WANDER_S = 0.008, 300.0  # two sweeps of A100s against their mean ratio; assumed
 _LOST = 0.063  # of the speed, at most, per part of a clock beyond what the limit allows: an A4000
 _UNSETTLED = 19 / 46  # of locks, on L4s that talk to one another; of those, at first:
