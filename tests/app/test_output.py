@@ -10,11 +10,13 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fake_gpu import FakeClock
 from underclock.app import main
 from underclock.app.output import (
     PlainLines,
+    _bar,
     clean,
     counted_bar,
     progress_bar,
@@ -92,6 +94,16 @@ def test_names_cannot_speak_to_the_terminal(shown: _Terminal) -> None:
     with redirect_stderr(shown), progress_bar("measuring") as show:
         show(Tally(done=1, total=2, gpu_s=1.0, doing="[red]x\x1b]0;owned\x07"))
     assert "[red]x\\u001b]0;owned\\u0007" in _plain(shown)
+
+
+def test_a_narrow_terminal_shows_the_time_left_whole(shown: _Terminal) -> None:
+    clock = FakeClock()
+    with _bar(
+        PlainLines("work", clock), Console(file=shown, width=60, force_terminal=True)
+    ) as show:
+        clock.sleep_s(100.0)
+        show(completed=0.5, total=1.0, count="406", gpu_time="33 min of GPU time", doing="a" * 30)
+    assert "406 0:01:40, 0:01:40 left 33 min" in _plain(shown)
 
 
 class _Pipe(io.StringIO):

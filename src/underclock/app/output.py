@@ -328,13 +328,14 @@ def _bar(lines: PlainLines, console: "Console") -> Iterator[_Show]:
 
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=10),
         TextColumn("{task.fields[count]}", markup=False),
-        Times(),
-        TextColumn("{task.fields[gpu_time]}", markup=False),
+        Times(table_column=Column(no_wrap=True)),
         # The only column that may be cut short.
         TextColumn(
-            "{task.fields[doing]}", markup=False, table_column=Column(ratio=1, no_wrap=True)
+            "{task.fields[gpu_time]} {task.fields[doing]}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True),
         ),
     )
     with Progress(*columns, console=console, transient=True, expand=True) as bar:

@@ -141,4 +141,4 @@ class TimeLeft:
         # The variance of what is measured goes down with the number of measurements.
         all_s, more = now_s - self._began_s, None if short_of is None else short_of**2 - 1.0
         left = None if more is None else all_s * max(0.0, more)
-        return "samples of highest value", now_s - self._then_s, left
+        return "refining", now_s - self._then_s, left
