@@ -484,19 +484,19 @@ def _contest(
 ) -> tuple[Contest, str | None]:
     """Return what every policy is given, and which latency that is, in words."""
     goal = Goal(max_slowdown=max_slowdown)
-    costs = costs_of(sample_set, baseline, raw=None, isolated=False)
+    table, risk = costs_of(sample_set, baseline, raw=None, isolated=False)
     problem = switching = None
     # A table has no order of launches, and neither has a step that ran whole only.
     if sample_set.order == given.order and (given.order or latency != KNOWN):
         switching = switching_of(latency, given, goal, source)
     if switching is not None and switching.is_known:
         switching.latencies.check_gpu(given.gpu)
-        problem = sequence_problem(costs.table, given.order, switching.rules(goal.max_slowdown))
-    arms, settings = solve_strategies(costs.table, goal, costs.risk)
+        problem = sequence_problem(table, given.order, switching.rules(goal.max_slowdown))
+    arms, settings = solve_strategies(table, goal, risk)
     contest = Contest(
-        table=costs.table,
+        table=table,
         goal=goal,
-        risk=costs.risk,
+        risk=risk,
         gpu=given.gpu,
         arms=arms,
         settings=settings,

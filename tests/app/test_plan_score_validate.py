@@ -129,10 +129,10 @@ def test_samples_that_no_model_fits_are_taken_as_certain_unless_a_model_is_asked
         msgspec.structs.replace(s, observed=None) for s in sample_set.samples if s.asked == AUTO
     ]
     only_auto = having(sample_set, samples=tuple(unread), settings=(AUTO,))
-    taken = costs_of(only_auto, None, raw=None, isolated=False)
+    table, risk = costs_of(only_auto, None, raw=None, isolated=False)
 
-    assert taken.risk is None
-    assert taken.table.accounting is Accounting.ISOLATED
-    assert "costs are taken as certain, for no model can be fitted" in taken.table.warnings[-1]
+    assert risk is None
+    assert table.accounting is Accounting.ISOLATED
+    assert "costs are taken as certain, for no model can be fitted" in table.warnings[-1]
     with pytest.raises(CannotFitError):
         costs_of(only_auto, None, raw=False, isolated=False)

@@ -152,13 +152,12 @@ def open_measurer(
             opened.clock,
             evidence=opened.evidence,
             measuring=measuring or default_measuring(spec),
-            own=("", ())
-            if model is None or model.throughput is not None
-            else (model.calibration.source, tuple(item.kernel for item in model.own)),
             may_lock=name.is_simulated or may_lock(),
             notes=opened.notes,
             step=opened.step,
         )
+        if model is not None and model.throughput is None:
+            measurer.own = model.calibration.source, tuple(item.kernel for item in model.own)
         if opened.leader is not None:
             measurer.leases = LeadersLeases(opened.gpu, opened.leader)
         with measurer.leases:

@@ -1,8 +1,6 @@
 """plan: samples in, clocks out. What everything costs, and which clocks are chosen by it."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Self
 
 import msgspec
 import numpy as np
@@ -44,19 +42,6 @@ from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
 
 _MOST_ALONE = 0.95  # of the step's time in kernels run alone, below which it is planned as one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanCosts:
-    """What everything costs."""
-
-    table: CostTable
-    risk: Costs | None = None  # how sure that is; None where it is taken as certain
-
-    @classmethod
-    def of(cls, risk: Costs) -> Self:
-        """Take what is known to be sure and unsure of costs."""
-        return cls(table=risk.table, risk=risk)
 
 
 def plan(
@@ -114,8 +99,8 @@ def plan(
     if switching is not None:
         check_has_budget(goal)
     of_kernels = as_one(sample_set) if whole else sample_set
-    costs = costs_of(of_kernels, baseline, raw=raw, isolated=isolated)
-    made = decided(sample_set, goal, costs, switching)
+    table, risk = costs_of(of_kernels, baseline, raw=raw, isolated=isolated)
+    made = decided(sample_set, goal, table, risk, switching)
     if whole or steps is None or made.one_pair is None:
         return made
     # What one clock costs whole steps say better than the sum of kernels; that bounds it still.
@@ -132,11 +117,11 @@ def plan(
 def decided(
     sample_set: SampleSet,
     goal: Goal,
-    costs: PlanCosts,
+    table: CostTable,
+    risk: Costs | None,
     switching: Switching | None,
 ) -> Plan:
-    """Choose clocks where it is known what everything costs."""
-    table, risk = costs.table, costs.risk
+    """Choose clocks where it is known what everything costs; `risk` is None where that is sure."""
     compared = compare_strategies(table, goal, risk)
     if is_only_whole(sample_set):
         compared = one_clock_only(compared)
@@ -155,7 +140,7 @@ def decided(
             goal = dataclasses.replace(goal, max_slowdown=budget)
         sure = None if table.power_cap is None else risk
         gained = achievable(sample_set, table, goal, switching, compared, sure)
-    return _plan(sample_set, goal, costs, compared, gained, switching)
+    return _plan(sample_set, goal, table, compared, gained, switching)
 
 
 def check_has_budget(goal: Goal) -> None:
@@ -170,12 +155,11 @@ def check_has_budget(goal: Goal) -> None:
 def _plan(
     sample_set: SampleSet,
     goal: Goal,
-    costs: PlanCosts,
+    table: CostTable,
     compared: ComparedStrategies,
     gained: Achievable,
     switching: Switching | None,
 ) -> Plan:
-    table = costs.table
     free = compared.settings[goal.chosen]
     held = choices(table, free)
     bound = goal.chosen if len({each.clocks for each in held.values()}) > 1 else None
@@ -230,18 +214,19 @@ def _as_promised(choice: Choice, compared: ComparedStrategies, goal: Goal) -> Ch
 
 def costs_of(
     sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None, isolated: bool
-) -> PlanCosts:
-    """Return what everything costs."""
+) -> tuple[CostTable, Costs | None]:
+    """Return what everything costs, and how sure that is: ``None`` where it is taken as certain."""
     # What was queried of a table without repeats is certain, and nothing else of it is planned.
     if raw or (raw is None and sample_set.is_exact):
         table = cost_table(sample_set, baseline=baseline)
         odd = () if any(sample.repeat for sample in sample_set.samples) else odd_rows(sample_set)
-        return PlanCosts(table=dataclasses.replace(table, warnings=(*table.warnings, *odd)))
+        return dataclasses.replace(table, warnings=(*table.warnings, *odd)), None
     try:
-        return PlanCosts.of(estimate(sample_set, baseline=baseline, isolated=isolated).costs)
+        risk = estimate(sample_set, baseline=baseline, isolated=isolated).costs
     except CannotFitError as exc:
         if raw is False:
             raise
         table = cost_table(sample_set, baseline=baseline)
         words = f"costs are taken as certain, for no model can be fitted: {exc}"
-        return PlanCosts(table=dataclasses.replace(table, warnings=(*table.warnings, words)))
+        return dataclasses.replace(table, warnings=(*table.warnings, words)), None
+    return risk.table, risk

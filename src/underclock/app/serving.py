@@ -168,8 +168,7 @@ def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:
     if steered or is_only_whole(samples):
         windows = tuple(w for w in samples.windows if not w.kernel)
         samples = as_one(msgspec.structs.replace(samples, windows=windows))
-    costs = costs_of(samples, None, raw=None, isolated=False)
-    table = costs.table
+    table, risk = costs_of(samples, None, raw=None, isolated=False)
     if table.power_cap is None:
         raise DataError(
             f"{samples.workload} never ran whole at auto, so its time is unknown",
@@ -184,14 +183,14 @@ def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:
         if place == table.baseline or not np.isfinite(table.time_s[:, place]).all():
             continue
         basis = _basis(samples, clocks)
-        if costs.risk is None:
+        if risk is None:
             time_s, energy_j = (
                 float(each[:, place].sum()) for each in (table.time_s, table.energy_j)
             )
             found.append(_cost(clocks, basis, time_s, 0.0, energy_j, 0.0))
             continue
         # As the step settles under its cap.
-        change = costs.risk.predicted_change(np.full(len(table.kernels), place))
+        change = risk.predicted_change(np.full(len(table.kernels), place))
         found.append(
             _cost(
                 clocks,

@@ -138,7 +138,7 @@ def _profiles_of(
             hint="measure the kernels of the step too",
         )
     try:
-        costs = costs_of(sample_set, None, raw=None, isolated=False)
+        table, risk = costs_of(sample_set, None, raw=None, isolated=False)
         rules = None
         if latency is not None:
             rules = Rules(latencies=LatencyTable.free())
@@ -146,6 +146,6 @@ def _profiles_of(
             if switching is not None and switching.is_known:
                 switching.latencies.check_gpu(sample_set.gpu)
                 rules = switching.rules()
-        return stage_profiles(costs.table, sample_set.order, costs.risk, rules)
+        return stage_profiles(table, sample_set.order, risk, rules)
     except DataError as exc:
         raise DataError(f"{name}: {exc}", hint=exc.hint) from exc

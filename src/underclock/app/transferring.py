@@ -9,7 +9,7 @@ import numpy as np
 
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import surveyed
-from underclock.app.planning import PlanCosts, check_has_budget, costs_of, decided
+from underclock.app.planning import check_has_budget, costs_of, decided
 from underclock.app.switching import KNOWN, switching_as_of, switching_of
 from underclock.campaign.grid import Campaign, Grid
 from underclock.campaign.loop import CampaignRun, Listed
@@ -154,11 +154,13 @@ def transfer(
         switching = switching_of(latency or KNOWN, found.sample_set, wanted, source)
     if switching is not None:
         check_has_budget(wanted)
-    made = decided(found.sample_set, wanted, PlanCosts.of(found.estimated), switching)
+    estimated = found.estimated
+    made = decided(found.sample_set, wanted, estimated.table, estimated, switching)
     if confirm is not None:
         own = confirm.measured(to, found, made)
         found = carried(sample_set, to, confirmed=own)
-        made = decided(found.sample_set, wanted, PlanCosts.of(found.estimated), switching)
+        estimated = found.estimated
+        made = decided(found.sample_set, wanted, estimated.table, estimated, switching)
     record = found.matches
     if anew is not None:
         own = read_samples(anew)
@@ -168,9 +170,9 @@ def transfer(
                 f"the samples to plan anew on are of other {noun}: {theirs}, not {ours}",
                 hint="measure the step that the plan is for, on the GPU whose samples it rests on",
             )
-        costs = costs_of(own, None, raw=None, isolated=False)
-        best = decided(own, wanted, costs, switching)
-        (time_s, energy_j), (best_s, best_j) = (costed(p, costs.table) for p in (made, best))
+        table, risk = costs_of(own, None, raw=None, isolated=False)
+        best = decided(own, wanted, table, risk, switching)
+        (time_s, energy_j), (best_s, best_j) = (costed(p, table) for p in (made, best))
         record = msgspec.structs.replace(
             record, regret_time=time_s / best_s - 1.0, regret_energy=energy_j / best_j - 1.0
         )

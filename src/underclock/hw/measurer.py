@@ -70,7 +70,6 @@ class GpuMeasurer:
         *,
         evidence: Evidence,
         measuring: MeasurementSettings,
-        own: tuple[str, tuple[Kernel, ...]] = ("", ()),
         may_lock: bool = True,
         notes: tuple[str, ...] = (),
         step: Step | None = None,
@@ -81,11 +80,11 @@ class GpuMeasurer:
             frozenset({Capability.LOCK}) if may_lock else frozenset()
         )
         self.leases = ClockLeases(gpu)
+        self.own: tuple[str, tuple[Kernel, ...]] = "", ()  # what a simulated GPU was calibrated on
         self._gpu = gpu
         self._launcher = launcher
         self._clock = clock
         self._measuring = measuring
-        self._own = own
         self._notes = notes
         self._offered = dict.fromkeys(listed_clocks(gpu) if may_lock else [AUTO])
         self._held = AUTO
@@ -114,7 +113,7 @@ class GpuMeasurer:
 
     def brings(self) -> tuple[str, tuple[Kernel, ...]]:
         """Return the kernels a simulated GPU was calibrated on; a real one has none."""
-        return self._own
+        return self.own
 
     def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
         """Whether the GPU lists these clocks; any kernel can be launched."""
