@@ -274,7 +274,7 @@ def plan_job(
         )
         notes = (unknown,) if None in known else ()
         if not notes:
-            latency_s = max(each.most_s for each in known if each)
+            latency_s = max(most_s for _, most_s, _ in filter(None, known))
     elif found := named_latencies(latency, source):
         latency_s = max(s.total_s for s in found[0].slowest() if s.domain is Domain.CORE)
         notes = found[0].check_gpu(of.gpu)

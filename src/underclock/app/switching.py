@@ -147,11 +147,11 @@ def _known(sample_set: SampleSet, goal: Goal, place: Path | None) -> Switching |
     reported = reported_latency(sample_set.gpu.name)
     if reported is None:
         return Switching(latencies=LatencyTable.free(), curve=False, is_known=False)
-    least_s, most_s = reported.least_s, reported.most_s
+    least_s, most_s, source = reported
     return Switching(
         latencies=LatencyTable.constant(most_s),
         curve=False,
-        wording=f"{format_duration(most_s)}, reported {reported.source}",
+        wording=f"{format_duration(most_s)}, reported {source}",
         range_s=(least_s, most_s) if least_s < most_s else None,
     )
 

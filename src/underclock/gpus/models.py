@@ -98,18 +98,6 @@ Bounds = tuple[int, int]
 _SETTER = Latency(shares=(0.0, 0.5, 0.75, 0.99, 1.0), points_s=(3.5e-3, 4.5e-3, 7e-3, 13e-3, 16e-3))
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedLatency:
-    """From call to new clock, as published reports have it: no more than a first guess for a board.
-
-    The source says of which GPUs, and how well known.
-    """
-
-    least_s: float
-    most_s: float
-    source: str
-
-
 _REPORTED = {
     r"[BG]?B[123]00|RTX 50\d\d|Blackwell": (1e-5, 1e-4, "of Blackwell GPUs, unpublished"),
     r"G?H[128]00|H20": (6e-3, 0.1, "of Hopper GPUs, second-hand"),
@@ -121,11 +109,16 @@ _REPORTED = {
 """What names of models hold, as whole words, and what is reported of those GPUs."""
 
 
-def reported_latency(model: str) -> ReportedLatency | None:
-    """Return what is reported of a GPU model, by its name; ``None`` where nothing is."""
+def reported_latency(model: str) -> tuple[float, float, str] | None:
+    """Return what is reported of a GPU model, by its name: a first guess for a board.
+
+    Returns:
+        The least and the most from call to new clock, in s, and of which GPUs that is reported;
+        ``None`` where nothing is.
+    """
     for names, reported in _REPORTED.items():
         if re.search(rf"\b(?:{names})S?(?: Ti| D)?\b", model, re.IGNORECASE):
-            return ReportedLatency(*reported)
+            return reported
     return None
 
 
