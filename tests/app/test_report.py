@@ -77,7 +77,7 @@ def test_plan_and_validation_may_stand_in_either_order(
         (("step.json",), "step.json is a step file", "underclock plan"),
         (("latency.json", "v.json"), "is a latencies file", "the plan that was made"),
         (("samples.db",), "samples.db holds samples", "samples.db -o plan.json"),
-        (("nothing.json",), "cannot read", "underclock --help"),
+        (("nothing.json",), "cannot read", "underclock tune"),
         (("text.json",), "not a readable plan file", "underclock plan"),
         (("list.json",), "not a readable plan file", "underclock plan"),
     ],
