@@ -272,7 +272,7 @@ def test_all_of_the_pages_ran_and_left_the_shell_as_it_was(shell: "_Shell") -> N
     printed = [
         line
         for block in _BLOCKS
-        if block.language == "text" and block.lines[0].startswith(("Saves ", "$ "))
+        if block.language == "text" and block.lines[0].startswith(("Saves ", "$ underclock tune"))
         for line in block.lines
         if not line.startswith("$ ")
     ]
