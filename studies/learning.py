@@ -1,11 +1,11 @@
 """Clocks learned in a running job, against the best there are. Fills docs/evidence/learning.md.
 
-    OMP_NUM_THREADS=1 python studies/learning.py [--seeds 6] [--smooth]
+    OMP_NUM_THREADS=1 python studies/learning.py [--seeds 6]
 
 The learner chooses, and a board's physics says what a block then takes and draws under its power
 cap: simulated, by the same functions as the simulated GPUs, with noise. Each job runs on boards of
-its own, with levels of power over clock and speed lost at the cap; with ``--smooth`` on boards that
-follow equations. The page says what noise there is. The learner sees readings and nothing else.
+its own, with levels of power over clock and speed lost at the cap. The page says what noise there
+is. The learner sees readings and nothing else.
 """
 
 import argparse
@@ -112,9 +112,9 @@ class Iteration(NamedTuple):
 class Job:
     """The boards of a job, which take the same clocks in the same steps."""
 
-    def __init__(self, cell: Cell, seed: int, *, smooth: bool) -> None:
-        units = [0 if smooth else 1 + seed * cell.gpus + at for at in range(cell.gpus)]
+    def __init__(self, cell: Cell, seed: int) -> None:
         slow = [_SLOW if cell.gpus > 1 else 1.0, *[1.0] * (cell.gpus - 1)]
+        units = range(1 + seed * cell.gpus, 1 + (seed + 1) * cell.gpus)
         self.boards = [Board(cell, *each) for each in zip(units, slow, strict=True)]
         self.core_mhz, order = self.boards[0].core_mhz, self.boards[0].order
         kernels = workload(cell.model).kernels
@@ -211,9 +211,9 @@ class Learned:
     worst: float  # the same of the worst minute
 
 
-def learned(cell: Cell, seed: int, smooth: bool) -> Learned:  # noqa: FBT001 - of a pool
+def learned(cell: Cell, seed: int) -> Learned:
     """Run a job until clocks are held."""
-    job, random = Job(cell, seed, smooth=smooth), np.random.default_rng(seed)
+    job, random = Job(cell, seed), np.random.default_rng(seed)
     best_clock, best = job.best_clock(), job.best_segments()
     learner = Learner(job.core_mhz, kinds=job.kinds, budget=cell.budget, seed=seed)
     learner.least_s = 2.0 * cell.latency_s
@@ -310,14 +310,13 @@ def main() -> None:
     """Learn everywhere, and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--smooth", action="store_true")
     given = parser.parse_args()
     found = defaultdict[str, dict[str, dict[Cell, list[Learned]]]](lambda: defaultdict(dict))
     with ProcessPoolExecutor(max_workers=2) as pool:
         first, begun = 0, []
         for part, name, cell in cells():
             seeds = range(first, first := first + (_TRIALS if part == "trials" else given.seeds))
-            jobs = [pool.submit(learned, cell, seed, given.smooth) for seed in seeds]
+            jobs = [pool.submit(learned, cell, seed) for seed in seeds]
             begun.append((part, name, cell, jobs))
         for part, name, cell, jobs in begun:
             found[part][name][cell] = [job.result() for job in jobs]
@@ -333,7 +332,7 @@ def main() -> None:
         f"{_inside(held)} hold the true saving in their 95 % interval. Of {_TRIALS} jobs in which "
         f"no clock changes anything, {claims} seem to save."
     )
-    fill("learning", text, repeats=f"{given.seeds} jobs a cell.", whole=not given.smooth)
+    fill("learning", text, repeats=f"{given.seeds} jobs a cell.")
 
 
 if __name__ == "__main__":
