@@ -40,7 +40,7 @@ def test_what_an_installation_takes() -> None:
 
 def test_what_it_takes_from_the_wheel_to_the_page() -> None:
     page = "docs/evidence/install.md"
-    (install_s,) = _row(page, "| `pip install underclock-0.1.0-py3-none-any.whl` |")
+    (install_s,) = _row(page, "| `pip install underclock-0.2.0-py3-none-any.whl` |")
     (demo_s,) = _row(page, "| `underclock demo` |")
     both_s, wanted_s = _row(page, "| both, until `underclock-demo/report.html` is there |")
 
