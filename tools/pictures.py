@@ -35,16 +35,12 @@ def take(report: Path, to: Path, executable: str | None) -> None:
     """
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        for scheme, suffix in (("light", ""), ("dark", "-dark")):
-            page = browser.new_page(
-                viewport={"width": _WIDE_PX, "height": _HIGH_PX},
-                color_scheme="dark" if scheme == "dark" else "light",
-            )
-            page.goto(report.as_uri())
-            page.wait_for_selector("html[data-ready]", state="attached")
-            page.screenshot(path=to / f"report{suffix}.png")
-            _zoomed(page)
-            page.locator("#timeline").screenshot(path=to / f"timeline{suffix}.png")
+        page = browser.new_page(viewport={"width": _WIDE_PX, "height": _HIGH_PX})
+        page.goto(report.as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+        page.screenshot(path=to / "report.png")
+        _zoomed(page)
+        page.locator("#timeline").screenshot(path=to / "timeline.png")
         browser.close()
 
 
