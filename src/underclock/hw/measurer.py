@@ -285,8 +285,7 @@ class GpuMeasurer:
     def _next_tick(self, clock: Clock) -> _Tick:
         """Return when the counter next steps, and to what.
 
-        Once its steps are known, sleep to shortly before the next one instead of asking all the
-        way: each question blocks, and keeps the host from its work.
+        Once its steps are known, sleep to shortly before the next: each question blocks the host.
         """
         if self._last is None:
             at_s, energy_j = zip(*(self._ask() for _ in range(4)), strict=True)

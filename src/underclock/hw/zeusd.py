@@ -160,10 +160,7 @@ def _asked(setting: Domain, value: Value) -> tuple[str, dict[str, object], str]:
 
 
 def _id_of(uuid: str, zeusd: Zeusd) -> int:
-    """Return the number that the daemon has for a GPU.
-
-    Newer ones tell where on the bus each GPU is: a container may count fewer than the daemon does.
-    """
+    """Return the daemon's number of a GPU; a container may count fewer than the daemon does."""
     found = zeusd.discover()
     handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
     listed: list[Any] = found.get("gpus") or []

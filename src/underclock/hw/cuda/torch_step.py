@@ -106,11 +106,7 @@ def profile(step: StepFunction) -> Mapping[str, Any]:
 
 @functools.cache
 def _stream_of(torch: Any, device: int) -> Any:
-    """Return our stream on a device, always the same.
-
-    Where something keeps the nodes that gather gradients, as DDP does, they stay on the stream on
-    which they were made; a capture on another stream fails of that.
-    """
+    """Return our stream on a device, always the same: what DDP keeps of one fits no other."""
     return torch.cuda.Stream(device)
 
 

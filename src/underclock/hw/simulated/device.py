@@ -28,6 +28,7 @@ from underclock.records import Clocks, ThrottleReason
 from underclock.units import Domain
 
 _ROUNDING_S = 1e-12
+_SHORT = 0.25  # of the time between ticks, from which on rounds are worth counting at once
 _NEAR_S = 1e-6  # before a tick of the power loop, from which on it is looked for
 _NEARLY_S = 1e-9  # a stride that ends so far from a tick of the power loop does not reach it
 _LONGEST_STRIDE_S = 2.5  # heat moves little meanwhile
@@ -235,7 +236,12 @@ class VirtualGpu:
             if runs is not None and not runs.single and not self.neighbours:
                 self._take_turns(runs, until_s)
             else:
-                self._account(min(self._stride_s(), until_s - self.now_s))
+                stride_s = min(self._stride_s(), until_s - self.now_s)
+                self._account(stride_s)
+                if runs is not None:
+                    runs.progress(stride_s, self._launch_s)
+                elif self.running is not None:
+                    self.running.wait(stride_s)
         self.now_s = end_s  # exactly, so that several GPUs keep one time
 
     def _follow_locks(self, domain: Domain) -> None:
@@ -353,9 +359,7 @@ class VirtualGpu:
     def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:
         """Let launches pass, one after the other, until heat or the agenda may change their clocks.
 
-        A simulation spends most of its time here, so what `_settle`, `_stride_s` and `_account` do
-        is done without asking again at every launch what cannot have changed, nor calling for what
-        is one line.
+        A simulation spends most of its time here: nothing is asked twice, or called for one line.
         """
         gpu, agenda, loop, gauges = self.constants, self.agenda, self._power_loop, self.gauges
         progress, exp = runs.progress, math.exp
@@ -364,9 +368,10 @@ class VirtualGpu:
         coolest_c, hottest_c = self._decided_c - _DECIDE_C, self._decided_c + _DECIDE_C
         now_s, energy_j, warm_c = self.now_s, self.energy_j, self.temperature_c
         ambient_c, c_per_w, tau_s = gpu.ambient_c, gpu.c_per_w, gpu.thermal_tau_s
-        tick_s, no_tick_until_s = 0.0, -math.inf
+        tick_s, no_tick_until_s = 0.0, now_s
         known: Mapping[int, LaunchCost] = {}  # what kernels cost at these clocks
         known_mhz, known_mem_mhz, costs = math.nan, 0, self._costs
+        short = not own and type(runs) is LaunchLoop
         while True:
             if own:
                 self._decide()
@@ -378,6 +383,10 @@ class VirtualGpu:
             if core_mhz != known_mhz or mem_mhz != known_mem_mhz or costs is not self._costs:
                 known_mhz, known_mem_mhz, costs = core_mhz, mem_mhz, self._costs
                 known = costs.known(core_mhz, mem_mhz)
+            if short and not (runs.position or runs.share):
+                until_tick_s = min(no_tick_until_s, until_s)
+                short = self._pass_rounds(runs, core_mhz, longer, until_tick_s)
+                now_s, energy_j, warm_c = self.now_s, self.energy_j, self.temperature_c
             cost = known.get(id(kernel)) or costs.at(kernel, core_mhz, mem_mhz)
             power_w = (cost.cold_w + cost.w_per_c * warm_c) * noise
             launch_s = cost.duration_s * longer
@@ -407,6 +416,22 @@ class VirtualGpu:
         self.core_mhz, self.capped = core_mhz, core_mhz < self._wanted_mhz
         self.power_w, self._cost, self._launch_s = power_w, cost, launch_s
 
+    def _pass_rounds(
+        self, runs: LaunchLoop, core_mhz: float, longer: float, until_s: float
+    ) -> bool:
+        """Let rounds pass at once, all alike until a tick; return whether many come before one."""
+        each = [self._costs.at(kernel, core_mhz, self.mem_mhz) for kernel in runs.kernels]
+        each_s = [longer * c.duration_s * t.times for c, t in zip(each, runs.turns, strict=True)]
+        round_s = math.fsum(each_s)
+        rounds = int((until_s - self.now_s) / round_s) - 1
+        if rounds > 0:
+            costs_s = zip(each, each_s, strict=True)
+            round_j = math.fsum(c.power_w(self.temperature_c) * took_s for c, took_s in costs_s)
+            self.core_mhz, self.power_w = core_mhz, runs.power_noise * round_j / round_s
+            self._account(rounds * round_s)
+            runs.pass_rounds(rounds, each_s)
+        return round_s < _SHORT * CAP_TICK_S
+
     def _account(self, stride_s: float) -> None:
         """Let one stride pass: energy, heat, progress, and the power loop's part."""
         self.gauges.note(self.now_s, self.energy_j, stride_s)
@@ -418,7 +443,3 @@ class VirtualGpu:
         if self._mixed:
             self._power_loop.average(stride_s, self.power_w, self.core_mhz)
             self._power_loop.act(self.now_s, stride_s, self.limit_w * self._costs.lock.power)
-        if self._runs is not None:
-            self._runs.progress(stride_s, self._launch_s)
-        elif self.running is not None:
-            self.running.wait(stride_s)

@@ -21,8 +21,7 @@ from underclock.records import Clocks, Kernel, Kind, Mix
 from underclock.units import Domain
 
 _LOOK_S = 0.02
-_SHORT_S = 1e-3  # of a round; the launches of shorter ones run in turns of several
-_SHORT_TURN_S, _LONGEST_S = 5e-5, 5e-3  # and those of many shorter launches, up to that round
+_SHORT_S = 1e-3  # of a sequence with co-load; the launches of shorter ones run in turns of several
 _ROUNDING = 1e-6  # of a launch
 _SMALL, _HOT = 0, 1
 _SIDE, _HOT_S = 4096, 2e-4  # of the hot product's matrices, and about what it takes
@@ -112,11 +111,7 @@ class VirtualLauncher:
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
-        """Keep launching a sequence, and its co-load, from entry to exit.
-
-        Where a round is far shorter than any power loop looks, a kernel's launches of several
-        rounds run in a row: power, time and heat are the same, and simulating them is not slow.
-        """
+        """Keep launching a sequence, and its co-load, from entry to exit."""
         _check(self.gpu)
         model = self.gpu.model
         round_ = Round.of(len(kernels), mix)
@@ -128,14 +123,13 @@ class VirtualLauncher:
             pieces = round_.mix.pieces
             idle = idling(model, round_.mix.idle_s / pieces)
             at |= dict.fromkeys(range(round_.idle, round_.idle + pieces), idle)
-        turns, rounds = round_.turns(), 1
+        turns = round_.turns()
         if not self.clocks:  # which are named turn by turn
-            turns, rounds = _in_rows(round_, {p: self._lasts_s(one) for p, one in at.items()})
+            turns = _in_rows(round_, {p: self._lasts_s(one) for p, one in at.items()})
         work = LaunchLoop(
             tuple(at[turn.place] for turn in turns),
             *self.gpu.draw_noise(),
             turns=turns,
-            rounds=rounds,
             hunts=mix is not None,  # a settled clock would always be read as the bin below it
             clocks=self.clocks,
         )
@@ -167,8 +161,8 @@ class VirtualLauncher:
         return (str(link_of(self.gpu.model.name)),) if ran else ()
 
 
-def _in_rows(round_: Round, lasts_s: Mapping[int, float]) -> tuple[tuple[Turn, ...], int]:
-    """Return what runs in turn, launches of short sequences in rows, and how many rounds it is."""
+def _in_rows(round_: Round, lasts_s: Mapping[int, float]) -> tuple[Turn, ...]:
+    """Return what runs in turn, launches of short sequences in rows."""
     turns = round_.turns()
     launches = round_.mix.launches
     once_s = sum(lasts_s[place] for place in range(round_.kernels))
@@ -177,10 +171,7 @@ def _in_rows(round_: Round, lasts_s: Mapping[int, float]) -> tuple[tuple[Turn, .
         rows = [row] * (launches // row) + [launches % row] * bool(launches % row)
         sequence = [Turn(place, times) for times in rows for place in range(round_.kernels)]
         turns = (*sequence, *turns[round_.length :])
-    whole_s = sum(turn.times * lasts_s[turn.place] for turn in turns)
-    wanted_s = max(_SHORT_S, min(_SHORT_TURN_S * len(turns), _LONGEST_S))
-    rounds = max(1, int(wanted_s / whole_s)) if len(turns) > 1 else 1
-    return tuple(Turn(turn.place, turn.times * rounds) for turn in turns), rounds
+    return turns
 
 
 def _check(gpu: VirtualGpu) -> None:

@@ -56,10 +56,6 @@ class Fault:
     for_s: float = math.inf  # a restarted counter is over at once
     gpu: int | None = None  # index of the GPU it befalls; None for all of them
 
-    def __post_init__(self) -> None:
-        if not (self.at_s >= 0 and self.for_s > 0):
-            raise ValueError("a fault begins at or after 0 s and lasts some time")
-
 
 def slowdown(faults: Sequence[FaultKind]) -> tuple[ThrottleReason, float]:
     """Return the throttle reasons of the slowdowns there are, and what they leave of the clock."""
@@ -88,7 +84,6 @@ class LaunchLoop:
     turns: tuple[Turn, ...] = ()
     hunts: bool = False  # the power loop never settles over it; several kernels do not let it
     clocks: tuple[Clocks, ...] = ()  # of each launch, changed for nothing; none where locks decide
-    rounds: int = 1  # that the turns are
     position: int = 0  # whose turn it is
     share: float = 0.0  # launches of the turn that are done; the last of them in part
     launches: int = 0  # whole rounds completed
@@ -126,11 +121,19 @@ class LaunchLoop:
             return
         if self.single:
             whole = int((reached + _ROUNDING) / turn.times) * turn.times
-            self.launches += whole // turn.times * self.rounds
+            self.launches += whole // turn.times
             self.completed_s = before_s + (whole - share) * launch_s
             self.share = max(0.0, reached - whole)
         else:
             self._end_turn()
+
+    def pass_rounds(self, rounds: int, each_s: Sequence[float]) -> None:
+        """Count whole rounds, whose turns take so long."""
+        for turn, turn_s in zip(self.turns, each_s, strict=True):
+            self.took_s[turn.place] += rounds * turn_s
+            self.done[turn.place] += rounds * turn.times
+        self.completed_s = self.elapsed_s = self.elapsed_s + rounds * math.fsum(each_s)
+        self.launches += rounds
 
     def _end_turn(self) -> None:
         self.share = 0.0
@@ -138,7 +141,7 @@ class LaunchLoop:
         self.position = position = 0 if position == len(self.turns) else position
         self.turn = self.turns[position]
         if position == 0:
-            self.launches += self.rounds
+            self.launches += 1
             self.completed_s = self.elapsed_s
 
     def wait(self, stride_s: float) -> None:
@@ -155,10 +158,6 @@ class Neighbour:
     kernel: KernelConstants
     share: float  # of the GPU's time
     memory_mib: int = 2048  # that it holds
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise ValueError(f"a share lies between 0 and 1, got {self.share}")
 
 
 def turn(neighbours: Sequence[Neighbour], now_s: float) -> tuple[Neighbour | None, float]:
@@ -224,10 +223,7 @@ class StreamLoop(LaunchLoop):
             self._next()
 
     def until_action_s(self) -> float:
-        """Return how long it will be until something other than launches is due.
-
-        Where a launch never ran, until it should be looked at again; infinity where nothing is due.
-        """
+        """Return when something other than launches, or a launch that never ran, is due, in s."""
         left_s = 0.0
         for entry in self.row:
             if entry.action is not None:
