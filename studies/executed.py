@@ -49,7 +49,7 @@ LATENCIES_S = (0.0, 6e-3)  # 0 is free switching
 OVER = 0.001  # of auto's time: so far beyond its budget a plan may run
 RUNS = 8  # of auto and of the plan in turn, each with a beginning of its own
 STEPS = 3
-_SURELY = 2.0  # standard errors
+_SURELY, _ROUNDING = 2.0, 1e-9  # standard errors; what arithmetic leaves of a plan that is auto
 SAMPLES = 450  # about what a smooth board's campaign ends with by itself
 # Until the first run is at its own heat, between later ones of one schedule, and after another's.
 WARM_S, AGAIN_S, OTHER_S = 200.0, 3.0, 60.0
@@ -81,11 +81,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[float, float] = (0.0, 0.0)
 
     @property
-    def beyond(self) -> tuple[float, float]:
+    def beyond(self) -> tuple[float, ...]:
         """How far executed time and energy surely lie outside of their intervals; 0 inside."""
         pairs = ((self.ran_time, self.time), (self.ran_energy, self.energy))
         out = [max(low - ran, ran - high) for ran, (low, _, high) in pairs]
-        return out[0] - _SURELY * self.errors[0], out[1] - _SURELY * self.errors[1]
+        return tuple(o - _SURELY * e - _ROUNDING for o, e in zip(out, self.errors, strict=True))
 
     @property
     def key(self) -> tuple[str, str, float, float]:
