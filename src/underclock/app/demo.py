@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from underclock.campaign.progress import Tally
     from underclock.records import Plan, Validation
 
-_GPU, _REPEATS = "sim:rtx3080ti", 6
+_GPU, _REPEATS = "sim:rtx3080ti", 4
 _FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.html")
 
 
