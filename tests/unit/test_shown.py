@@ -1,5 +1,6 @@
 """Records at a glance: short in a shell, a table in a notebook, and nothing in them is markup."""
 
+import io
 import sys
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -122,7 +123,10 @@ class _Axes:
 
     def __init__(self) -> None:
         self.drawn: dict[str, tuple[float, ...]] = {}
-        self.title = ""
+        self.title, self.figure = "", self
+
+    def savefig(self, to: io.StringIO, *, format: str) -> None:  # noqa: A002 - as matplotlib's
+        to.write(f"<{format}>{self.title}</{format}>")
 
     def plot(self, x: tuple[float, ...], y: tuple[float, ...], style: str, *, label: str) -> None:
         assert style in {"-", "o"}
@@ -137,10 +141,14 @@ class _Axes:
 
 
 def test_a_plan_is_drawn_with_its_answer_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pyplot = SimpleNamespace(subplots=lambda: (None, _Axes()))
+    closed: list[_Axes] = []
+    pyplot = SimpleNamespace(subplots=lambda: (None, _Axes()), close=closed.append)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", pyplot)
 
     axes = LATENCY_PLAN.plot()
+    # A notebook shows the drawing below the answer, and does not show it again by itself.
+    assert LATENCY_PLAN._repr_html_().endswith(f"</table><svg>{axes.title}</svg>")
+    assert len(closed) == 1
 
     assert axes.title == LATENCY_PLAN.answer[0]
     assert axes.drawn["the plan"] == pytest.approx((-5.12,))
@@ -150,3 +158,4 @@ def test_a_plan_is_drawn_with_its_answer_over_it(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(NotSupportedError, match="needs matplotlib") as caught:
         LATENCY_PLAN.plot()
     assert caught.value.hint == "pip install matplotlib"
+    assert LATENCY_PLAN._repr_html_().endswith("</table>")

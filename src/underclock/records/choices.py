@@ -130,11 +130,9 @@ class Arm(Record, frozen=True):
     name: Strategy
     cost: Cost | None  # ``None`` when infeasible
     status: Status
-    # how far the objective may be from its optimum, as a fraction; ``None`` where nothing was
-    # optimised or nothing found
+    # how far the objective may be from its optimum, as a fraction; ``None`` where none was found
     gap: NotNegative | None = None
-    # least and greatest ``time_change`` with 95 % confidence; ``None`` where costs are taken as
-    # measured, without a fit
+    # least and greatest ``time_change`` with 95 % confidence; ``None`` where costs are as measured
     time_interval: tuple[float, float] | None = None
     energy_interval: tuple[float, float] | None = None  # the same of ``energy_change``
 
@@ -282,8 +280,7 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
     switches: Number | None  # in one step
     gap: NotNegative | None  # how far the energy may be from the least, as a fraction
     hardware: str = ""  # known hardware with about that latency; empty for none
-    # what schedules cost at other time budgets under it, fastest first; empty where none were
-    # planned
+    # what schedules cost at other time budgets under it, fastest first; may be empty
     frontier: tuple[Cost, ...] = ()
 
     def __post_init__(self) -> None:

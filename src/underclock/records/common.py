@@ -191,15 +191,12 @@ class Clocks(Record, frozen=True, kw_only=True):
     @property
     def rank(self) -> tuple[float, float]:
         """Sort key from slow to fast; auto counts as faster than any number."""
-        return (
-            math.inf if self.mem_mhz is None else self.mem_mhz,
-            math.inf if self.core_mhz is None else self.core_mhz,
-        )
+        mem, core = (math.inf if mhz is None else mhz for mhz in (self.mem_mhz, self.core_mhz))
+        return mem, core
 
     def __str__(self) -> str:
-        core = "auto" if self.core_mhz is None else f"{self.core_mhz} MHz"
-        mem = "auto" if self.mem_mhz is None else f"{self.mem_mhz} MHz"
-        return f"core {core}, memory {mem}"
+        both = (self.core_mhz, self.mem_mhz)
+        return "core {}, memory {}".format(*("auto" if f is None else f"{f} MHz" for f in both))
 
 
 AUTO = Clocks()
@@ -228,10 +225,8 @@ class ShownRecord(Record, frozen=True):
         return "".join(c for c in text if c.isprintable())  # what would move a terminal's cursor
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(fact)}</td></tr>"
-            for name, fact in self._facts
-        )
+        facts = ((html.escape(name), html.escape(fact)) for name, fact in self._facts)
+        rows = "".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts)
         caption = f"<caption>{html.escape(self._heading)}</caption>"
         return f"<table>{caption}<tbody>{rows}</tbody></table>"
 

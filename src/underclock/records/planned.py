@@ -1,12 +1,14 @@
 """A plan: clocks for every kernel of a step, where its costs come from, and what it promises."""
 
+import contextlib
+import io
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from enum import StrEnum
 from typing import Any
 
-from underclock.errors import DataError
+from underclock.errors import DataError, NotSupportedError
 from underclock.records.answers import answer_of
 from underclock.records.choices import (
     Accounting,
@@ -278,6 +280,14 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         if words and not anyway:
             raise DataError(words[0], hint=hint)
         return words
+
+    def _repr_html_(self) -> str:
+        shown, drawing = str(super()._repr_html_()), io.StringIO()
+        with contextlib.suppress(NotSupportedError):
+            figure = self.plot().figure
+            figure.savefig(drawing, format="svg")
+            installed("matplotlib.pyplot", "a drawing").close(figure)
+        return shown + drawing.getvalue()
 
     def plot(self, axes: Any = None) -> Any:  # noqa: ANN401 - matplotlib is not needed
         """Draw energy against time: what more time would save, auto, the plan; return the axes.

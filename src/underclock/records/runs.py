@@ -129,6 +129,5 @@ class RunSummary(Record, frozen=True, kw_only=True):
     arms: tuple[ArmLine, ...] = ()
     energy_j: float | None = None  # that the GPUs drew in all of the run
     restarts: int = 0  # how often a trainer was started again
-    # of a job, what its iterations take under the plan against those at auto before, all ranks
-    # together
+    # of a job, what iterations of all ranks take under the plan against those at auto before
     since_auto: ArmLine | None = None

@@ -77,8 +77,7 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
     shape: str = ""  # problem size as text, e.g. ``6144x40960x2048``
     count: int = 1  # invocations per step
     flops: float | None = None  # floating-point operations of one invocation; ``None`` when unknown
-    # least bytes of DRAM traffic of one invocation, of a collective what one rank sends; ``None``
-    # when unknown
+    # least bytes of DRAM traffic of a launch; of a collective what a rank sends; ``None``: unknown
     bytes_moved: float | None = None
     # how a traced kernel is launched; ``None`` for one known by its sizes only
     launch: Launch | None = None
