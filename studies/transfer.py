@@ -120,13 +120,9 @@ def samples_of(gpu: str, batch: int, tp: int, seed: int, folder: Path) -> Sample
 def ran(gpu: str, step: Step, made: Plan | None) -> Ran:
     """Execute a plan, or auto."""
     model, _, unit = gpu.partition("#")
-    if made is None:
-        scheduled = auto_course(step)
-    else:
-        course = course_of(made)
-        if course is None:
-            raise AssertionError("a traced step has an order")
-        scheduled = course
+    scheduled = auto_course(step) if made is None else course_of(made)
+    if scheduled is None:
+        raise AssertionError("a traced step has an order")
     done = executed(switching(model, 0.0), step, [scheduled], RUNS, unit=int(unit or 0))
     return Ran(*done[0].mean(axis=0).tolist())
 

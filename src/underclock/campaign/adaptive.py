@@ -39,14 +39,14 @@ _NEAR = 0.015  # of log core clock: a look there says something of both
 def worth_of_samples(
     fit: Estimate,
     goals: Sequence[Goal],
-    unused: Callable[[Sequence[Clocks]], Bools],
+    unused: Bools,
     takes_s: Callable[[float], float],
     taken: Mapping[tuple[str, Clocks], int],
 ) -> tuple[Floats, float, float]:
     """Say what further samples of a GPU, or of rows with repeats, are worth to plans.
 
     Args:
-        unused: Returns where there is an answer that was not yet given. Shape (K, S).
+        unused: Where there is an answer that was not yet given. Shape (K, S).
         takes_s: Returns the GPU time of one sample, from that of a launch in s.
 
     Returns:
@@ -69,7 +69,7 @@ def worth_of_samples(
             away = (core - np.log(clocks.core_mhz)) / _NEAR
             near = np.exp(-0.5 * np.minimum(away, 1e3) ** 2) * (mem == (clocks.mem_mhz or 0))
             looked[place[name]] += times * near
-    measurable = fit.measurable & locked & fit.holds_alone & unused(table.settings)
+    measurable = fit.measurable & locked & fit.holds_alone & unused
     noise = np.sqrt([time2, time2 + power2])
     plans = [choose_kernels(table, goal, costs) for goal in goals]
     gains = np.zeros(table.time_s.shape)
@@ -336,12 +336,10 @@ class Adaptive(WindowPolicy):
             known = cost_table(samples, baseline=self._baseline)
             worth, half_width = worth_of_rows(fit, known, self._campaign.goals), 0.0
         else:
+            settings = fit.costs.table.settings
+            unused = np.array([[self._has_more(k, c) for c in settings] for k in self._kernels])
             worth, self._unsure, half_width = worth_of_samples(
-                fit,
-                self._campaign.goals,
-                lambda s: np.array([[self._has_more(k, c) for c in s] for k in self._kernels]),
-                self._bench.takes_s,
-                self._taken,
+                fit, self._campaign.goals, unused, self._bench.takes_s, self._taken
             )
         steps = self._step_at_lock(fit, samples)
         # A table answers at once: its samples are limited by number, not by what is enough.
@@ -389,8 +387,8 @@ class Adaptive(WindowPolicy):
         The lock is the fastest at which the cap should let the step be; one that it holds is all.
         """
         ran, table = samples.locked_steps, fit.costs.table
-        at_limit = any(driver_says(window.throttle_reasons) for window in samples.in_situ)
         held = any(driver_says(window.throttle_reasons) is not False for window in ran)
+        at_limit = any(driver_says(window.throttle_reasons) for window in samples.in_situ)
         if not (self._whole and at_limit and table.power_cap) or held or len(ran) >= _AT_LOCK:
             return []
         if ran:

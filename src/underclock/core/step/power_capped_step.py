@@ -186,8 +186,9 @@ def known_step(
     if locked is not None:
         # At the limit time and energy are off alike, as the power is the limit.
         asked, more = np.full(len(order), boost), dataclasses.replace(cap, slowed=1.0 + _A_LITTLE)
-        slowed_s = float(settle(more, table.launches, asked).time_s.sum() - settled.time_s.sum())
-        missing_s = (real_s - float(settled.time_s.sum())) * _A_LITTLE
+        model_s = float(settled.time_s.sum())
+        slowed_s = float(settle(more, table.launches, asked).time_s.sum()) - model_s
+        missing_s = (real_s - model_s) * _A_LITTLE
         missing = missing_s / slowed_s if slowed_s > 0.0 else 0.0
         cap = dataclasses.replace(cap, slowed=1.0 + float(np.clip(missing, -_MOST, _MOST)))
         return _with_auto(dataclasses.replace(under, power_cap=cap), settled, real_s, real_j)
