@@ -17,7 +17,6 @@ from typing import Protocol
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.statistics.repeats import robust_sigma
 from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.response import BlockReading
 from underclock.records.runs import LEARNED, TRIED, ArmLine, StepLine
@@ -25,9 +24,9 @@ from underclock.units import format_duration, format_percent
 
 _WARMING_STEPS, _WARMING_S = 5, 3.0  # a job's first steps compile, and fill caches
 _BLOCK_S, _SETTLING_S = 1.5, 0.5  # the energy counter climbs ten times a second
-_INTERRUPTED = 2.0  # times what a step takes at auto
-_DEAR, _DEAR_S, _DEAR_STEPS = 3.0, 0.3, 2  # of the budget, and how long a block is seen before
-_DEAR_ERRORS, _REMEMBERED = 4.0, 100  # standard errors; of steps at auto
+_REMEMBERED = 100  # steps at auto
+_FENCE, _LEAST_FENCE = 1.5, 0.01  # of the distance of their quartiles; of the upper one
+_DEAR, _SURE = 2.0, 3.0  # of the budget; standard deviations of a sum of ranks
 _FOLLOWED, _UNFOLLOWED = 0.01, 3  # of a clock; blocks in a row that ran so much faster
 _BIN_MHZ = 8.0  # half of what core clocks are apart
 _CHANGES, _MOST_CHANGES = 3, 12  # that say how long one takes
@@ -60,6 +59,7 @@ class _Seen:
     time_s: float = 0.0
     energy_j: float = 0.0
     metered: int = 0  # steps whose energy is known
+    was_odd: bool = False  # whether the last step was interrupted: it does not count
     read_mhz: list[float] = field(default_factory=list)
     pieces_s: list[tuple[float, ...]] = field(default_factory=list)  # of steps seen by all marks
 
@@ -108,10 +108,11 @@ class JobLearning:
         self._begin(_WHOLE)
         self._active: set[int] = set()  # GPUs that have passed a step
         self._seen: dict[int, _Seen] = {}
-        self._warming, self._warm_s = _WARMING_STEPS, math.nan
+        self._warming, self._warm_s = _WARMING_STEPS, math.inf
         self._from_s, self._latest_s = math.inf, -math.inf  # when steps count; the last that ended
-        self._brief = _Seen()  # this block, before its energy is known
+        self._block_s: list[float] = []  # steps of this block, before their energy is known
         self._autos_s: deque[float] = deque(maxlen=_REMEMBERED)  # steps at auto
+        self._longest_s = math.inf  # where one step takes longer alone, it was interrupted
         self._unfollowed = 0
         self._why = ""  # nothing is learned any more
 
@@ -173,33 +174,43 @@ class JobLearning:
         self._latest_s = max(self._latest_s, step.ended_s)
         if self._warming > 0:
             self._warming -= step.steps
-            if math.isnan(self._warm_s):
-                self._warm_s = step.ended_s + _WARMING_S
+            self._warm_s = min(self._warm_s, step.ended_s + _WARMING_S)
             if self._warming <= 0:
                 self._from_s = max(self._warm_s, step.ended_s)
-        if not self._counts(step):
+        if not self._counts(step) or gpu != min(self._active):  # GPUs wait for one another
             return ""
-        auto_s, brief = self._learner.auto_s, self._brief
-        if self._is_auto or auto_s is None:
+        if self._is_auto or self._learner.auto_s is None:
             self._autos_s.append(step.time_s)
+            low_s, high_s = np.quantile(self._autos_s, (0.25, 0.75))  # for the fence of Tukey
+            fence_s = (1.0 + _LEAST_FENCE) * high_s + _FENCE * (high_s - low_s)
+            self._longest_s = (1.0 + _DEAR * self._budget) * fence_s
             return ""
-        brief.steps += step.steps
-        brief.time_s += step.steps * step.time_s
-        if brief.time_s < _DEAR_S or brief.steps < _DEAR_STEPS:
+        self._block_s.append(step.time_s)
+        if not self._is_dear():
             return ""
-        slower = brief.time_s / (brief.steps * auto_s) - 1.0
-        autos_s = np.array(self._autos_s)
-        scatter = robust_sigma(autos_s / np.median(autos_s) - 1.0)
-        sure = _DEAR_ERRORS * scatter / math.sqrt(brief.steps)
-        if slower <= _DEAR * self._learner.budget + sure:
-            return ""
-        return self._end_block([brief], was_left=True)
+        middle = _Seen(steps=len(self._block_s), time_s=math.fsum(self._block_s))
+        return self._end_block([middle], was_left=True)
+
+    def _is_dear(self) -> bool:
+        """Whether steps of this block take more time over auto than twice the budget.
+
+        A one-sided test of ranks (Mann and Whitney, 1947): a step that is much longer than all
+        counts no more than one that is a little longer.
+        """
+        autos_s = (1.0 + _DEAR * self._budget) * np.array(self._autos_s)
+        longer = float((np.array(self._block_s)[:, None] > autos_s).mean())
+        some, of = len(self._block_s), len(autos_s)
+        return longer > 0.5 + _SURE * math.sqrt((some + of + 1) / (12 * some * of))
 
     def known(self, gpu: int, step: EndedStep, line: StepLine) -> str:
         """Take note of what a step drew; return words for the log, if any."""
         if not self._counts(step):
             return ""
-        self._seen.setdefault(gpu, _Seen()).add(step, line)
+        seen = self._seen.setdefault(gpu, _Seen())
+        seen.was_odd = step.time_s > self._longest_s and not seen.was_odd
+        if seen.was_odd:
+            return ""
+        seen.add(step, line)
         if self._active != self._seen.keys():
             return ""
         some = list(self._seen.values())
@@ -208,9 +219,7 @@ class JobLearning:
         return self._end_block(some, step.ended_s)
 
     def _counts(self, step: EndedStep) -> bool:
-        auto_s = self._learner.auto_s
-        is_whole = auto_s is None or step.time_s <= _INTERRUPTED * auto_s
-        return step.began_s >= self._from_s and not step.stalled_s and is_whole and not self._why
+        return step.began_s >= self._from_s and not step.stalled_s and not self._why
 
     def _end_block(
         self, some: Sequence[_Seen], ended_s: float | None = None, *, was_left: bool = False
@@ -247,7 +256,7 @@ class JobLearning:
         is_auto = bool(self._why) or bool((learner.choice < 0).all())
         held = (None,) * len(self._cut) if is_auto else learner.of_pieces(learner.choice)
         self._seen.clear()
-        self._brief = _Seen()
+        self._block_s.clear()
         if held != self._held:
             self._held, ended_s = held, None
         if ended_s is None or learner.stage is not before:

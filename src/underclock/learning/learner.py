@@ -344,11 +344,7 @@ class Learner:
         count = len(self._pairs)
         if count < _LEAST_PAIRS or count % _JUDGED_EVERY:
             return False
-        energies = [
-            (auto.energy_j, held.energy_j)
-            for auto, held in self._pairs
-            if auto.energy_j is not None and held.energy_j is not None
-        ]
+        energies = [(a.energy_j, h.energy_j) for a, h in self._pairs if a.energy_j and h.energy_j]
         if len(energies) < _LEAST_PAIRS:  # what steps draw is hardly known
             self.best = None if count >= _MOST_PAIRS else self.best
             return count >= _MOST_PAIRS

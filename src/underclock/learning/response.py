@@ -139,7 +139,7 @@ class Response:
         energy_noise = max(energy_noise, _LEAST_NOISE)
         drawn = None if block.energy_j is None else block.energy_j / (self.auto_w * block.time_s)
         if drawn is not None:
-            self._power.spread(-1, _WANDERS**2)
+            self._power.covariance[-1, -1] += _WANDERS**2
         if block.at_auto:
             if drawn is not None:
                 self._power.observe(np.array([-1]), np.ones(1), drawn - 1.0, energy_noise)
@@ -243,10 +243,6 @@ class _Field:
         along /= np.sqrt(variance := along[index] @ weight + noise**2)
         self.mean = self.mean + along * ((value - self.mean[index] @ weight) / np.sqrt(variance))
         self.covariance -= np.outer(along, along)
-
-    def spread(self, index: int, variance: float) -> None:
-        """Let one entry move by a random step of some variance."""
-        self.covariance[index, index] += variance
 
     def drawn(self, random: np.random.Generator) -> Floats:
         """Return a draw of the state."""

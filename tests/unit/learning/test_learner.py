@@ -207,14 +207,7 @@ def test_unknown_energies_end_in_no_claim() -> None:
     for number in range(700):
         mhz = _mhz(learner, learner.choice)
         block = world.block(mhz, at_auto=bool((learner.choice < 0).all()))
-        unknown = BlockReading(
-            at_auto=block.at_auto,
-            core_mhz=block.core_mhz,
-            times_s=block.times_s,
-            energy_j=block.energy_j if number < 20 else None,
-            steps=block.steps,
-        )
-        learner.ended(unknown)
+        learner.ended(block if number < 20 else replace(block, energy_j=None))
     assert learner.stage is LearningStage.HELD
     assert learner.saving is None
     assert (learner.choice < 0).all()
