@@ -23,20 +23,19 @@ holds for the true problem.
 Shape letters: m items, S settings, C dwell classes.
 """
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from underclock.arrays import Bools, Floats, Ints, turned
 from underclock.core.solvers.problems import DWELL_SLACK, SequenceProblem
 
 MOST_CLASSES = 4
 _DENSE = 128  # settings up to which choosing sources costs more than it saves
-
-Rows = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +51,10 @@ class Ring:
     settings: Ints  # the problem's number of each setting, (S,)
     invocations: int  # of the problem
     kind: Ints  # class of each change of setting, (S, S)
-    # The last boundary at which a segment may have started so that it can end at j, (C, m + 1, S):
-    # 0 for one that was there before the cut, m + 1 if there is none; ``None`` where segments may
-    # end at any boundary.
-    latest: Rows | None
+    # The last boundary at which a segment may have started so that it can end at 1 to m, as its
+    # place in `ahead`, (m, C S): in row 0 for one that was there before the cut, in row m + 1 if
+    # there is none.
+    latest: Ints
     rounded: bool  # whether dwell was rounded to fewer classes
 
     def expanded(self, choice: Ints) -> Ints:
@@ -111,7 +110,6 @@ def ring_of(
         side: Literal["left", "right"] = "right" if down else "left"
         kind = np.searchsorted(levels, problem.dwell_s[pairs], side=side).astype(np.int64)
         kind = np.maximum(kind - int(down), 0)
-    free_at_all = len(levels) == 1 and levels[0] == 0 and not some
     return Ring(
         time=time,
         energy=energy,
@@ -122,28 +120,28 @@ def ring_of(
         settings=settings,
         invocations=n,
         kind=kind,
-        latest=None if free_at_all else _latest_starts(time, shut, levels),
+        latest=_latest_starts(time, shut, levels),
         rounded=rounded,
     )
 
 
-def _latest_starts(time: Floats, shut: Bools, levels: Floats) -> Rows:
-    """Return `Ring.latest`. Shape (C, m + 1, S)."""
+def _latest_starts(time: Floats, shut: Bools, levels: Floats) -> Ints:
+    """Return `Ring.latest`. Shape (m, C S)."""
     items, settings = shut.shape
-    lasts = np.concatenate([np.zeros((1, settings)), np.cumsum(time, axis=0)])
-    latest = np.empty((len(levels), items + 1, settings), dtype=np.int32)
-    boundary = np.arange(items + 1)[:, None]
+    lasts = np.zeros((settings, items + 1))
+    np.cumsum(time.T, axis=1, out=lasts[:, 1:])
+    boundary = np.arange(items)[:, None]
     # The item before which a setting was last not available.
-    past = np.full((items + 1, settings), -1)
-    past[1:] = np.maximum.accumulate(np.where(shut, boundary[:-1], -1), axis=0)
+    past = np.maximum.accumulate(np.where(shut, boundary, -1), axis=0)
+    latest = np.empty((items, len(levels), settings), dtype=np.int64)
     for level, level_s in enumerate(levels.tolist()):
         need_s = level_s * (1.0 - DWELL_SLACK)
-        for s in range(settings):
-            column = lasts[:, s]
-            latest[level, :, s] = np.searchsorted(column, column - need_s, side="right") - 1
-        np.clip(latest[level], 0, boundary - 1, out=latest[level])
-        latest[level][(past >= 0) & (latest[level] <= past)] = items + 1
-    return latest
+        for s, last_s in enumerate(lasts):
+            latest[:, level, s] = last_s.searchsorted(last_s[1:] - need_s, side="right") - 1
+        at = latest[:, level]
+        np.clip(at, 0, boundary, out=at)
+        at[(past >= 0) & (at <= past)] = items + 1
+    return (latest * settings + np.arange(settings)).reshape(items, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +169,8 @@ def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
     sums = np.concatenate([np.zeros((1, cost.shape[1])), cost])
     np.cumsum(sums, axis=0, out=sums)
     base = ring.switch_energy + time * ring.switch_time + switch
-    change = base[None]
-    if ring.latest is not None:
-        classes = np.arange(len(ring.latest))[:, None, None]
-        change = np.where(ring.kind == classes, base, np.inf)
+    classes = np.arange(ring.latest.shape[1] // len(base))[:, None, None]
+    change = np.where(ring.kind == classes, base, np.inf)
     np.einsum("css->cs", change)[:] = np.inf
     np.fill_diagonal(change[0], 0.0)
     size = float(sums[-1].max() + half.max()) + len(ring.time) * float(base.max())
@@ -186,42 +182,45 @@ def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
     )
 
 
-class _Product:
-    """The least cost over sources, for every target."""
+def _product(change: Floats, flat: Floats) -> Callable[[], Floats | float]:
+    """Return what combines the costs in ``flat`` with a table of changes.
 
-    def __init__(self, change: Floats) -> None:
-        classes, settings, _ = change.shape
-        off = change.copy()
-        np.fill_diagonal(off[0], np.inf)
-        self.change = np.ascontiguousarray(change.reshape(-1, change.shape[-1]))
-        self.cost = np.empty_like(self.change)
-        self.column: Floats = np.empty((len(self.change), 1))
-        self.flat = self.column[:, 0]
-        self.least = off.reshape(self.change.shape).min(axis=1)
-        # One cost for every change: then the cheapest source is so for all targets.
-        self.change_cost = float(self.change[0].max())
-        costs = np.append(self.least, self.change.max(axis=1))
-        self.alike = classes == 1 and bool((costs == self.change_cost).all())
-        self.sparse = settings > _DENSE
-        # Of a source's switches, whatever their class.
-        self.dearest = np.where(np.isfinite(self.change), self.change, 0.0).max(axis=1)
-        self.dearest = self.dearest.reshape(-1, settings).max(axis=0)
+    It returns the least cost over sources of each target, (S,), valid until it is called again; one
+    number where every change costs the same, so that the cheapest source is so for all targets. To
+    stay is not in that number.
 
-    def into(self, out: Floats) -> None:
-        """Combine ``flat`` with the table. Shape of out (S,)."""
-        if self.alike:
-            np.minimum(self.flat, np.minimum.reduce(self.flat) + self.change_cost, out=out)
-            return
-        if not self.sparse:
-            np.add(self.column, self.change, out=self.cost)
-            np.minimum.reduce(self.cost, axis=0, out=out)
-            return
-        reached = self.flat.reshape(-1, len(self.dearest)).max(axis=0) + self.dearest
-        on = (self.flat + self.least < reached.min()).nonzero()[0]
+    Args:
+        change: `Lagrangian.change`, (C, S, S).
+        flat: Cost of each source by class of dwell, as it is when the product is called. (C S,).
+    """
+    classes, settings, _ = change.shape
+    off = change.copy()
+    np.fill_diagonal(off[0], np.inf)
+    table, least = change.reshape(-1, settings), off.reshape(-1, settings).min(axis=1)
+    cost = float(table[0].max())
+    if classes == 1 and bool((np.append(least, table.max(axis=1)) == cost).all()):
+        return lambda: flat.item(flat.argmin()) + cost
+    out = np.empty(settings)
+    if settings <= _DENSE:
+        column, costs = flat[:, None], np.empty_like(table)
+
+        def dense() -> Floats:
+            np.add(column, table, out=costs)
+            return np.minimum.reduce(costs, 0, None, out)
+
+        return dense
+    # Of a source's switches, whatever their class.
+    dearest = np.where(np.isfinite(table), table, 0.0).max(axis=1).reshape(classes, -1).max(axis=0)
+
+    def sparse() -> Floats:
+        reached = flat.reshape(classes, -1).max(axis=0) + dearest
+        on = (flat + least < reached.min()).nonzero()[0]
         if len(on) == 0:
-            on = np.arange(reached.argmin(), len(self.flat), len(reached))
+            on = np.arange(reached.argmin(), len(flat), len(reached))
         # A source left out may still be best for its own setting, where it stays for nothing.
-        np.minimum.reduce(self.column[on] + self.change[on], axis=0, out=out)
+        return np.minimum.reduce(flat[on, None] + table[on], 0, None, out)
+
+    return sparse
 
 
 def _forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
@@ -233,37 +232,19 @@ def _forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
         start: Cost of being at a setting at the cut; the half of item 0 not included. Shape (S,).
     """
     items, settings = ring.time.shape
+    classes = len(lagrangian.change)
     ahead = np.full((items + 2, settings), np.inf)
     ahead[0] = start
-    product = _Product(lagrangian.change)
-    source = product.flat.reshape(-1, settings)
-    fresh = np.empty(settings)
-    if ring.latest is None:
-        # The innermost loop of all: names and places instead of attributes and keywords.
-        add, subtract, minimum, least = np.add, np.subtract, np.minimum, np.minimum.reduce
-        flat, column, change, cost = product.flat, product.column, product.change, product.cost
-        for past, here, paid in zip(ahead[:items], ahead[1:-1], lagrangian.sums[1:], strict=True):
-            add(past, paid, out=flat)
-            if product.sparse or product.alike:
-                product.into(fresh)
-            else:
-                add(column, change, out=cost)
-                least(cost, 0, None, out=fresh)
-            subtract(fresh, paid, out=fresh)
-            minimum(past, fresh, out=here)
-        return ahead
-    flat = ahead.reshape(-1)
-    places = ring.latest.transpose(1, 0, 2) * np.int64(settings) + np.arange(settings)
-    for j in range(1, items + 1):
-        paid = lagrangian.sums[j]
-        np.add(flat.take(places[j]), paid, out=source)
-        if product.alike:  # to stay costs no less than the row before
-            np.subtract(np.minimum.reduce(product.flat) + product.change_cost, paid, out=fresh)
-        else:
-            product.into(fresh)
-            np.subtract(fresh, paid, out=fresh)
-        past = ahead[j - 1] if ring.shut is None else ahead[j - 1] + ring.shut[j - 1]
-        np.minimum(past, fresh, out=ahead[j])
+    began, flat, fresh = ahead.reshape(-1), np.empty(classes * settings), np.empty(settings)
+    least = _product(lagrangian.change, flat)
+    shuts = itertools.repeat(None, items) if ring.shut is None else ring.shut
+    each, sums = np.tile(lagrangian.sums[1:], classes), lagrangian.sums[1:]
+    add, subtract, minimum = np.add, np.subtract, np.minimum  # in the innermost loop of all
+    rows = zip(ahead, ahead[1:-1], ring.latest, each, sums, shuts, strict=False)
+    for past, here, latest, all_paid, paid, shut in rows:
+        add(began[latest], all_paid, out=flat)
+        subtract(least(), paid, out=fresh)
+        minimum(past if shut is None else past + shut, fresh, out=here)
     return ahead
 
 
@@ -289,27 +270,25 @@ def shortest_path(
     choice = np.full(items + 1, s, dtype=np.int64)
     if least == np.inf:
         return least, choice
-    # A segment starts where the running minimum last came down.
-    fell = ahead[1:-1] < ahead[:-2]
-    if ring.shut is not None:
-        fell |= ring.shut > 0
-    rows = np.arange(1, items + 1, dtype=np.int32)[:, None]
-    began = np.zeros((items + 1, len(ahead[0])), dtype=np.int32)
-    np.maximum.accumulate(np.where(fell, rows, np.int32(0)), axis=0, out=began[1:])
+    began, settings = ahead.reshape(-1), ring.time.shape[1]
+    into: dict[int, tuple[list[int], Floats]] = {}
     row, done = items, items
-    settings = np.arange(ring.time.shape[1])
     while True:
-        row = int(began[row, s])
+        if s not in into:
+            # A segment starts where the running minimum last came down.
+            fell = ahead[1:-1, s] < ahead[:-2, s]
+            if ring.shut is not None:
+                fell |= ring.shut[:, s] > 0
+            into[s] = [0, *(np.flatnonzero(fell) + 1).tolist()], lagrangian.change[:, :, s].copy()
+        falls, change = into[s]
+        row = falls[bisect_right(falls, row) - 1]
         choice[row:done] = s
         if row == 0:
             return least, choice
-        if ring.latest is None:
-            latest = np.full((1, len(settings)), row - 1)
-        else:
-            latest = ring.latest[:, row].astype(np.int64)
-        came = ahead[latest, settings] + lagrangian.sums[row] + lagrangian.change[:, :, s]
-        kind, source = divmod(int(came.argmin()), len(settings))
-        done, row, s = row, int(latest[kind, source]), source
+        came = began[ring.latest[row - 1]].reshape(change.shape)
+        came += lagrangian.sums[row]
+        came += change
+        done, (row, s) = row, divmod(int(ring.latest[row - 1, came.argmin()]), settings)
 
 
 def once_through(problem: SequenceProblem) -> Callable[[float], Ints | None]:

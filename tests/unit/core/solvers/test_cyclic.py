@@ -275,7 +275,7 @@ def least_by_segments(ring: Ring, lagrangian: Lagrangian, levels_s: Floats) -> f
             if j == items:
                 ends = min(ends, float((paid + lagrangian.half).min()))
             change = lagrangian.change.min(axis=0) + np.diag(np.full(settings, np.inf))
-            if ring.latest is not None and i:
+            if i:
                 need_s = levels_s[ring.kind] * (1.0 - DWELL_SLACK)
                 lasts_s = (begins_s[j] - begins_s[i])[:, None]
                 change = np.where(lasts_s >= need_s, change, np.inf)
