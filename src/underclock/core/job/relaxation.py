@@ -19,7 +19,7 @@ profile in a group), G groups, C clocks.
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import linprog
+import scipy
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.tables import JobTable, RowChoice
@@ -250,7 +250,7 @@ class Groups:
                 return picked
             cuts.append(cut)
             paths = np.array(cuts) / budget_s
-            answer = linprog(
+            answer = scipy.optimize.linprog(
                 np.append(cost_j, total_w * budget_s) / scale_j,
                 A_ub=np.column_stack([paths[:, :-1], -np.ones(len(cuts))]),
                 b_ub=-paths[:, -1],

@@ -84,7 +84,7 @@ def achieved(
         if longest_s < each_s < 0.5 * table.auto_time_s
     ]
     shorter = [
-        dataclasses.replace(problem, budget_s=table.auto_time_s * (1.0 + each))
+        problem.within(table.auto_time_s * (1.0 + each))
         for each in BUDGETS
         if each < budget - _SMALL
     ]
@@ -211,9 +211,8 @@ class _Step:
         return energy_j
 
     def _at(self, aim: float, priced: Floats | None = None) -> SequenceProblem:
-        energy_j = self.problem.energy_j if priced is None else self.problem.energy_j + priced
-        budget_s = self.table.auto_time_s * (1.0 + aim)
-        return dataclasses.replace(self.problem, energy_j=energy_j, budget_s=budget_s)
+        at = self.problem.within(self.table.auto_time_s * (1.0 + aim))
+        return at if priced is None else dataclasses.replace(at, energy_j=at.energy_j + priced)
 
     def _of(self, choice: Ints) -> Solution:
         return costed(self.problem, choice, Status.BOUNDED, self.bound_j)
@@ -368,11 +367,12 @@ def latency_curve(
     points: list[LatencyPoint] = []
     starts = [choice[problem.order] for choice in per_kernel]
     # What cannot be done at the shortest latency cannot be at a longer one.
-    shortest = solve(_at(problem, min(latencies_s)), effort, starts)
+    problems = {latency_s: _at(problem, latency_s) for latency_s in sorted(latencies_s)}
+    shortest = solve(problems[min(latencies_s)], effort, starts)
     schedule, kept = infeasible(), 0.0 if own is None else own.kept
     # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
-    for latency_s in sorted(latencies_s, reverse=True):
-        mine, at = own is not None and latency_s == own.latency_s, _at(problem, latency_s)
+    for latency_s, at in reversed(problems.items()):
+        mine = own is not None and latency_s == own.latency_s
         if own is not None and mine:
             schedule = own.schedule
         elif schedule.energy_j * (1.0 - effort.gap) <= shortest.bound_j:
@@ -419,7 +419,7 @@ def budget_curve(
         budget_s = table.auto_time_s * (1.0 + budget + kept)
         if np.isclose(problem.budget_s, (budget_s, budget_s - kept * table.auto_time_s)).any():
             continue  # the plan's own
-        schedule = solve(dataclasses.replace(problem, budget_s=budget_s), Effort.QUICK, tried)
+        schedule = solve(problem.within(budget_s), Effort.QUICK, tried)
         cost = schedule_cost(table, problem, schedule)
         if cost is not None:
             found.append(cost)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from scipy.sparse import coo_array, csc_array, diags_array
-from scipy.sparse.linalg import splu
+import scipy
 
 from underclock.arrays import Floats
 from underclock.core.solvers.problems import SLACK
@@ -73,7 +72,7 @@ class _Program:
         self.units = float(self.length_s.mean()), float(-slope_w.min()) or 1.0
         self.cost = np.append(np.zeros(2 * len(self.shortest_s)), slope_w / self.units[1])
 
-    def rows(self) -> tuple[csc_array, Floats]:
+    def rows(self) -> "tuple[scipy.sparse.csc_array, Floats]":
         """Return what ends take longer than begins, by pieces; what begins after ends, by lags.
 
         The first A rows equal their right side, the E rows after them are no less. Shapes
@@ -92,7 +91,7 @@ class _Program:
         row, column = (np.concatenate([entry[at] for entry in entries]) for at in (1, 2))
         shape = (count + waits, 2 * count + pieces)
         sides: Floats = np.concatenate([self.shortest_s, self.lag_s]) / self.units[0]
-        return coo_array((values, (row, column)), shape=shape).tocsc(), sides
+        return scipy.sparse.coo_array((values, (row, column)), shape=shape).tocsc(), sides
 
 
 class Interior:
@@ -186,16 +185,16 @@ class Interior:
         give = 1.0 / (low + high)
         stiff = 1.0 / (self._taken(give) + _STIFF)
         waits, source, sink = np.split(weight, [len(on), rooms - count])
-        links = coo_array(
+        links = scipy.sparse.coo_array(
             (np.concatenate([stiff, waits]), (np.append(each, of), np.append(each, on))),
             shape=(count, count),
         ).tocsr()
         at_end = stiff + np.bincount(on, waits, minlength=count) + sink
-        across = (links @ diags_array(1.0 / at_end) @ links.T).tocsc()
+        across = (links @ scipy.sparse.diags_array(1.0 / at_end) @ links.T).tocsc()
         # The diagonal without cancellation: what rows sum to is known.
         across.setdiag(0.0)
         diagonal = source + links @ (sink / at_end) + across.sum(axis=1)
-        factor = _factored(diags_array(diagonal) - across, diagonal)
+        factor = _factored(scipy.sparse.diags_array(diagonal) - across, diagonal)
         if factor is None:  # pragma: no cover - singular to rounding, twice
             return None
 
@@ -220,8 +219,8 @@ def _factored(matrix: Any, diagonal: Floats) -> Any:  # noqa: ANN401 - untyped
     """Return factors of a matrix, or of one that rounding does not make singular."""
     for more in (0.0, _ROUNDING):
         try:
-            return splu(
-                (matrix + diags_array(more * diagonal)).tocsc(),
+            return scipy.sparse.linalg.splu(
+                (matrix + scipy.sparse.diags_array(more * diagonal)).tocsc(),
                 permc_spec="MMD_AT_PLUS_A",
                 diag_pivot_thresh=0.0,
                 options={"SymmetricMode": True},

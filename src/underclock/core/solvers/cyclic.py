@@ -77,8 +77,8 @@ def solve_cyclic(
     for choice in start:
         best.offer(choice)
     best.offer_constants()
-    heaviest = problem.energy_j.min(axis=1)[problem.order]
-    ring = ring_of(problem, int(heaviest.argmax()))
+    heaviest = int(problem.energy_j.min(axis=1)[problem.order].argmax())
+    ring = problem.laid_out[heaviest] = problem.laid_out.get(heaviest) or ring_of(problem, heaviest)
     if ring is None:
         return infeasible()
     if len(ring.time) == 1:
@@ -111,7 +111,7 @@ class Incumbent:
         self.problem, self.judge = problem, judge
         self.choice: Ints | None = None
         self.energy = math.inf
-        self._timeless = replace(problem, budget_s=math.inf)
+        self._timeless = problem.within(math.inf)
 
     @property
     def reckoned(self) -> float:

@@ -88,15 +88,15 @@ def ring_of(
         settings = np.flatnonzero(np.isfinite(problem.time_s).any(axis=0))
     order = turned(problem.order, -first[0])
     starts = (first - first[0]) % n
-    time, energy = (
-        np.add.reduceat(table[:, settings][order], starts, axis=0)
-        for table in (problem.time_s, problem.energy_j)
-    )
-    shut = ~np.isfinite(time)
-    if shut.all(axis=1).any():
+    time, energy = (table[:, settings][order] for table in (problem.time_s, problem.energy_j))
+    if len(starts) < n:
+        time, energy = (np.add.reduceat(table, starts, axis=0) for table in (time, energy))
+    absent = ~np.isfinite(time)
+    if absent.all(axis=1).any():
         return None
-    time[shut], energy[shut] = 0.0, 0.0
-    some = bool(shut.any())
+    shut = absent if absent.any() else None
+    if shut is not None:
+        time[shut], energy[shut] = 0.0, 0.0
     pairs = np.ix_(settings, settings)
     # Classes come from all settings, whichever are kept: a bound must not depend on that.
     values = np.unique(problem.dwell_s[~np.eye(len(problem.dwell_s), dtype=np.bool_)])
@@ -113,7 +113,7 @@ def ring_of(
     return Ring(
         time=time,
         energy=energy,
-        shut=np.where(shut, np.inf, 0.0) if some else None,
+        shut=None if shut is None else np.where(shut, np.inf, 0.0),
         switch_time=problem.switch_time_s[pairs],
         switch_energy=problem.switch_energy_j[pairs],
         first=first,
@@ -125,23 +125,24 @@ def ring_of(
     )
 
 
-def _latest_starts(time: Floats, shut: Bools, levels: Floats) -> Ints:
+def _latest_starts(time: Floats, shut: Bools | None, levels: Floats) -> Ints:
     """Return `Ring.latest`. Shape (m, C S)."""
-    items, settings = shut.shape
+    items, settings = time.shape
     lasts = np.zeros((settings, items + 1))
     np.cumsum(time.T, axis=1, out=lasts[:, 1:])
-    boundary = np.arange(items)[:, None]
-    # The item before which a setting was last not available.
-    past = np.maximum.accumulate(np.where(shut, boundary, -1), axis=0)
-    latest = np.empty((items, len(levels), settings), dtype=np.int64)
-    for level, level_s in enumerate(levels.tolist()):
+    boundary = np.arange(items)
+    latest = np.empty((len(levels), settings, items), dtype=np.int64)
+    for rows, level_s in zip(latest, levels.tolist(), strict=True):
         need_s = level_s * (1.0 - DWELL_SLACK)
         for s, last_s in enumerate(lasts):
-            latest[:, level, s] = last_s.searchsorted(last_s[1:] - need_s, side="right") - 1
-        at = latest[:, level]
-        np.clip(at, 0, boundary, out=at)
-        at[(past >= 0) & (at <= past)] = items + 1
-    return (latest * settings + np.arange(settings)).reshape(items, -1)
+            at = last_s.searchsorted(last_s[1:] - need_s, side="right") - 1
+            at = np.minimum(np.maximum(at, 0), boundary)
+            if shut is not None:
+                # The item before which the setting was last not available.
+                past = np.maximum.accumulate(np.where(shut[:, s], boundary, -1))
+                at[(past >= 0) & (at <= past)] = items + 1
+            rows[s] = at * settings + s
+    return latest.reshape(-1, items).T.copy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +170,9 @@ def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
     sums = np.concatenate([np.zeros((1, cost.shape[1])), cost])
     np.cumsum(sums, axis=0, out=sums)
     base = ring.switch_energy + time * ring.switch_time + switch
-    classes = np.arange(ring.latest.shape[1] // len(base))[:, None, None]
-    change = np.where(ring.kind == classes, base, np.inf)
+    change, classes = base[None], ring.latest.shape[1] // len(base)
+    if classes > 1:
+        change = np.where(ring.kind == np.arange(classes)[:, None, None], base, np.inf)
     np.einsum("css->cs", change)[:] = np.inf
     np.fill_diagonal(change[0], 0.0)
     size = float(sums[-1].max() + half.max()) + len(ring.time) * float(base.max())
@@ -206,7 +208,7 @@ def _product(change: Floats, flat: Floats) -> Callable[[], Floats | float]:
 
         def dense() -> Floats:
             np.add(column, table, out=costs)
-            return np.minimum.reduce(costs, 0, None, out)
+            return np.minimum.reduce(costs, axis=0, out=out)
 
         return dense
     # Of a source's switches, whatever their class.
@@ -218,7 +220,7 @@ def _product(change: Floats, flat: Floats) -> Callable[[], Floats | float]:
         if len(on) == 0:
             on = np.arange(reached.argmin(), len(flat), len(reached))
         # A source left out may still be best for its own setting, where it stays for nothing.
-        return np.minimum.reduce(flat[on, None] + table[on], 0, None, out)
+        return np.minimum.reduce(flat[on, None] + table[on], axis=0, out=out)
 
     return sparse
 

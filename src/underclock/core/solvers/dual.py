@@ -17,7 +17,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.optimize import linprog
+import scipy
 
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers.cyclic_paths import Ring, lagrangian_of, ring_of, shortest_path
@@ -167,7 +167,7 @@ class DualSearch:
         for _ in range(self.max_paths):
             planes = self._planes() / units
             # The greatest height below every plane: height <= energy + multipliers @ excesses.
-            answer = linprog(
+            answer = scipy.optimize.linprog(
                 [-1.0, 0.0, 0.0],
                 A_ub=np.column_stack([np.ones(len(planes)), -planes[:, 1:]]),
                 b_ub=planes[:, 0],

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import linprog
+import scipy
 
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers.knapsack import solve_knapsack
@@ -132,7 +132,7 @@ class _MultiplierSearch:
             cost_j = np.array(self._cost_j)
             unit_j = float(cost_j.max()) or 1.0
             planes_j = np.array(self._beyond_j) @ np.array(self._counts).T
-            answer = linprog(
+            answer = scipy.optimize.linprog(
                 [-1.0, *np.zeros(len(self._counts))],
                 A_ub=np.column_stack([np.ones(len(cost_j)), -planes_j / unit_j]),
                 b_ub=cost_j / unit_j,

@@ -9,8 +9,9 @@ Shape letters: G groups, K kernels, n launches (invocations), S settings.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any, Self
 
 import numpy as np
 
@@ -75,6 +76,14 @@ class SequenceProblem:
     blocked: Bools  # (n,)
     max_switches: int | None = None  # most changes in one round; ``None`` for no limit
     budget_s: float = math.inf  # most time one round may take; ``inf`` for no limit
+    # what solvers made of all but the budget, by where the round is cut
+    laid_out: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def within(self, budget_s: float) -> Self:
+        """Return the same problem within another budget; what solvers made of it is shared."""
+        other = replace(self, budget_s=budget_s)
+        object.__setattr__(other, "laid_out", self.laid_out)
+        return other
 
     @property
     def latest_s(self) -> float:
