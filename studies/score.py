@@ -15,7 +15,7 @@ from underclock.app.options import file_argument, json_option
 from underclock.app.output import print_json
 from underclock.arrays import Floats
 from underclock.core.model.costs import Costs
-from underclock.core.model.sample_sets import TableRuns, runs_of
+from underclock.core.model.sample_sets import runs_of
 from underclock.core.planning.best_choice import choice_cost, with_intervals
 from underclock.core.statistics.repeats import weighed
 from underclock.core.step.cost_table import CostTable, at_any_clocks, cost_table
@@ -126,11 +126,6 @@ def cost_at(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
     return choice_cost(table, np.array(columns))
 
 
-def _runs_of(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> TableRuns:
-    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    return runs_of(sample_set.samples, names, settings)
-
-
 def run_variances(sample_set: SampleSet) -> Floats:
     """Return how far each sample may be off: as runs of its row usually are, and as it is seen to.
 
@@ -139,7 +134,8 @@ def run_variances(sample_set: SampleSet) -> Floats:
     """
     settings = tuple(dict.fromkeys(sample.asked for sample in sample_set.samples))
     variances = []
-    for runs in _runs_of(sample_set, settings).quantities:
+    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    for runs in runs_of(sample_set.samples, names, settings):
         each = weighed(runs)
         of_usual = each.weight * each.scatter[runs.row] ** 2
         variances.append(of_usual + (1.0 - each.weight) * each.off**2)
@@ -156,14 +152,16 @@ def as_measured(
             repeats tell. Shape (2, N).
     """
     table = cost_table(sample_set, baseline=baseline)
-    runs = _runs_of(sample_set, table.settings)
+    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    columns = {clocks: c for c, clocks in enumerate(table.settings)}
+    at = np.array([(names[s.kernel], columns[s.asked]) for s in sample_set.samples]).T
     moves = np.zeros((2, *table.time_s.shape, len(table.settings)))
     each = run_variances(sample_set) if variances is None else variances
-    for q, (quantity, variance) in enumerate(zip(runs.quantities, each, strict=True)):
-        own = np.zeros(table.time_s.shape)
-        sums = np.bincount(quantity.row, variance)
-        own[runs.kernel, runs.setting] = np.sqrt(sums) / quantity.taken
-        own = at_any_clocks(table.kernels, own, table.baseline)
+    for q, variance in enumerate(each):
+        sums, taken = np.zeros((2, *table.time_s.shape))
+        np.add.at(sums, tuple(at), variance)
+        np.add.at(taken, tuple(at), 1.0)
+        own = at_any_clocks(table.kernels, np.sqrt(sums) / np.maximum(taken, 1.0), table.baseline)
         moves[q] = own[..., None] * np.eye(len(table.settings))
     return Costs(table=table, moves=moves, shared=0)
 

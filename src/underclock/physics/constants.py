@@ -44,15 +44,6 @@ class GpuConstants:
     boost_loss_mhz: float  # lost at each step of temperature
     boost_step_c: float
 
-    def __post_init__(self) -> None:
-        positive = ("exponent", "floor_v", "knee_mhz", "thermal_tau_s", "boost_mhz", "boost_step_c")
-        for name in positive:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        points = len(self.mem_points_mhz)
-        if not points or {points} != {len(self.mem_points_w), len(self.mem_points_efficiency)}:
-            raise ValueError("every memory point needs a clock, a power and an efficiency")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelConstants:
@@ -66,11 +57,6 @@ class KernelConstants:
     work_j_per_v2: float = 0.0
     dram_j: float = 0.0  # energy of its memory traffic
     serial: bool = False  # too few warps to overlap core and memory: their times add
-
-    def __post_init__(self) -> None:
-        parts = (self.core_mcycles, self.dram_mcycles, self.xbar_mcycles, self.fixed_s)
-        if min(parts) < 0 or max(parts) <= 0:
-            raise ValueError("a kernel needs cycles, and none of them negative")
 
     def exponent(self, gpu: GpuConstants) -> float:
         """Return the exponent that joins the parts of its time."""

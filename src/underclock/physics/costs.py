@@ -49,22 +49,11 @@ def duration_s(
     mem_mhz: Values,
 ) -> Values:
     """Return the duration of one launch in s."""
-    core_s, dram_s, xbar_s = parts_s(gpu, kernel, core_mhz, mem_mhz)
-    duration: Values = joined(core_s, dram_s, xbar_s, kernel.exponent(gpu)) + kernel.fixed_s
-    return duration
-
-
-def parts_s(
-    gpu: GpuConstants,
-    kernel: KernelLike[float] | KernelLike[Values],
-    core_mhz: Values,
-    mem_mhz: Values,
-) -> tuple[Values, Values, Values]:
-    """Return what core, DRAM and crossbar would take in s, each with nothing else in the way."""
     core_s: Values = kernel.core_mcycles / core_mhz
     dram_s: Values = kernel.dram_mcycles / dram_mhz(gpu, mem_mhz)
     xbar_s: Values = kernel.xbar_mcycles / xbar_mhz(gpu, core_mhz)
-    return core_s, dram_s, xbar_s
+    duration: Values = joined(core_s, dram_s, xbar_s, kernel.exponent(gpu)) + kernel.fixed_s
+    return duration
 
 
 def joined(core_s: Values, dram_s: Values, xbar_s: Values, exponent: float | Values) -> Values:

@@ -59,10 +59,6 @@ class Sizes:
     run: tuple[float, float] = (0.006, 0.006)
     length: float = 0.3
 
-    def of(self, kernels: int) -> "Sizes":
-        """Return sizes of so many kernels; one alone does not say what kernels share."""
-        return self if kernels > 1 else dataclasses.replace(self, shared=_NONE)
-
 
 def likeness(one: tuple[Floats, Floats], other: tuple[Floats, Floats], length: float) -> Floats:
     """Return how alike deviations at core and memory clocks are: Matérn 3/2 in their logarithms."""
@@ -295,7 +291,9 @@ def likeliest_sizes(
     """
     kernels = observed.spread(_KERNELS)
     some = observed.some(kernels, evenly(observed.residual.shape[2], _ROWS))
-    prior, usual = prior.of(kernels), (usual or Sizes()).of(len(kernels))
+    prior, usual = prior.of(kernels), usual or Sizes()
+    if len(kernels) == 1:  # one alone does not say what kernels share
+        usual = dataclasses.replace(usual, shared=_NONE)
     repeated = bool(observed.freedom.sum() > _REPEATS) or usual.row == _NONE
     features: dict[float, Features] = {}
 

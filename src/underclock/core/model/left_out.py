@@ -1,9 +1,7 @@
 """How far errors can be believed: rows that are left out.
 
-Each row is predicted by all the rest, time and power together. Errors are widened until as many of
-these predictions hold as are said to. The best of many predictions is one that flatters: of each
-kernel the best left-out row is chosen at many prices of time, and what was measured there is held
-against what was predicted.
+Each row is predicted by all the rest of its kernel's, time and power together. Errors are widened
+until as many of these predictions hold as are said to; a row that these exclude was disturbed.
 
 Shape letters: K kernels, n rows of a kernel; a leading 2 is time and energy.
 """

@@ -190,7 +190,7 @@ def with_boost(settings: tuple[Clocks, ...], sample_set: SampleSet) -> tuple[Clo
 
 
 def measured_means(
-    sample_set: SampleSet, settings: Sequence[Clocks], weights: Floats | None = None
+    sample_set: SampleSet, settings: Sequence[Clocks], weights: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Return logarithms of the mean measured time and power, ``nan`` where none, and repeats.
 
@@ -198,14 +198,12 @@ def measured_means(
 
     Args:
         settings: Length C.
-        weights: How much each sample counts in time and energy, where that is known already.
-            Shape (2, N).
+        weights: How much each sample counts in time and energy. Shape (2, N).
     """
     place = {clocks: c for c, clocks in enumerate(settings)}
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     sums = np.zeros((4, len(index), len(settings)))
-    each = sample_weights(sample_set) if weights is None else weights
-    for sample, (of_time, of_energy) in zip(sample_set.samples, each.T.tolist(), strict=True):
+    for sample, (of_time, of_energy) in zip(sample_set.samples, weights.T.tolist(), strict=True):
         c = place.get(sample.asked)
         if c is not None:
             cell = sums[:, index[sample.kernel], c]

@@ -10,7 +10,6 @@ Shape letters: N samples, C rows (a kernel at a setting); a leading 2 is time an
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import msgspec
@@ -98,55 +97,39 @@ def check_values(sample_set: SampleSet) -> None:
     """Refuse samples that no GPU can have given.
 
     Raises:
-        DataError: A sample is of no kernel of the step, or its clocks or power are out of bounds.
+        DataError: A sample is of no kernel of the step, has durations of other kernels than ran, or
+            its clocks or power are out of bounds.
     """
     names = {kernel.name for kernel in sample_set.kernels}
-    for sample in sample_set.samples:
-        if sample.kernel not in names:
+    damaged = "the file is damaged, or of another step: measure again"
+    clocks = clocks_asked(sample_set)
+    for window in (*sample_set.samples, *sample_set.mixed):
+        what = (repr(window.kernel) if window.kernel else "the step") + (
+            " with co-load" if window.mix != ALONE else f" at {window.asked}"
+        )
+        if window.kernel and window.kernel not in names:
+            raise DataError(f"{what} is measured, and is no kernel of the step", hint=damaged)
+        wanted = (1 if window.kernel else len(names)) if window.mix.launches else 0
+        if (window.kernel_s or window.mix != ALONE) and len(window.kernel_s) != wanted:
             raise DataError(
-                f"a sample names {sample.kernel!r}, which is no kernel of the step",
-                hint="the file is damaged, or of another step: measure again",
+                f"{what} has {len(window.kernel_s)} durations instead of {wanted}", hint=damaged
             )
-        power_w = sample.energy_j / sample.time_s
-        if not _PLAUSIBLE_W[0] <= power_w <= _PLAUSIBLE_W[1]:
+        if not _PLAUSIBLE_W[0] <= window.power_w <= _PLAUSIBLE_W[1]:
             raise DataError(
-                f"{sample.kernel!r} at {sample.asked} drew {power_w:.3g} W: "
-                f"{sample.energy_j:.3g} J in {sample.time_s:.3g} s",
+                f"{what} drew {window.power_w:.3g} W: "
+                f"{window.energy_j:.3g} J in {window.time_s:.3g} s",
                 hint="are times in s and energies in J?",
             )
-    _check_mixed(sample_set, names)
-    seen = [sample.observed for sample in sample_set.samples if sample.observed]
-    for clocks in (*clocks_asked(sample_set), *seen):
-        for name, mhz in (("core", clocks.core_mhz), ("memory", clocks.mem_mhz)):
-            if mhz is not None and not _PLAUSIBLE_MHZ[0] <= mhz <= _PLAUSIBLE_MHZ[1]:
-                raise DataError(
-                    f"a {name} clock of {mhz} MHz is none that a GPU has",
-                    hint="are clocks in MHz?",
-                )
-
-
-def _check_mixed(sample_set: SampleSet, names: set[str]) -> None:
-    """Refuse measurements with co-load that no GPU can have given."""
-    damaged = "the file is damaged: measure again"
-    for sample in sample_set.mixed:
-        whole = not sample.kernel
-        what = "the step" if whole else repr(sample.kernel)
-        if not whole and sample.kernel not in names:
+        clocks += [window.observed] if window.observed else []
+    seen_mhz = [("core", window.at_mhz) for window in sample_set.mixed]
+    seen_mhz += [("core", each.core_mhz) for each in clocks if each.core_mhz is not None]
+    seen_mhz += [("memory", each.mem_mhz) for each in clocks if each.mem_mhz is not None]
+    for name, mhz in seen_mhz:
+        if not _PLAUSIBLE_MHZ[0] <= mhz <= _PLAUSIBLE_MHZ[1]:
             raise DataError(
-                f"{what}, measured with co-load, is no kernel of the step", hint=damaged
+                f"a {name} clock of {mhz:.0f} MHz is none that a GPU has",
+                hint="are clocks in MHz?",
             )
-        wanted = (len(names) if whole else 1) if sample.mix.launches else 0
-        if len(sample.kernel_s) != wanted:
-            raise DataError(
-                f"{what} with co-load has {len(sample.kernel_s)} durations instead of {wanted}",
-                hint=damaged,
-            )
-        for value, (least, most), unit in (
-            (sample.energy_j / sample.time_s, _PLAUSIBLE_W, "W"),
-            (sample.at_mhz, _PLAUSIBLE_MHZ, "MHz"),
-        ):
-            if not least <= value <= most:
-                raise DataError(f"{what} with co-load ran at {value:.3g} {unit}", hint=damaged)
 
 
 def clocks_asked(sample_set: SampleSet) -> list[Clocks]:
@@ -232,25 +215,10 @@ _FAR = math.log(1.3)  # what no bend of a curve does between clocks side by side
 _TIMES_USUAL = 8.0  # and so many times what the best quarter of rows of the line are off
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRuns:
-    """Runs of a table, by the places of its rows.
-
-    Attributes:
-        kernel: Which kernel each row is of. Shape (C,).
-        setting: Which of the settings. Shape (C,).
-        quantities: Logarithms of time and energy.
-    """
-
-    kernel: Ints
-    setting: Ints
-    quantities: tuple[RepeatedRuns, RepeatedRuns]
-
-
 def runs_of(
     samples: Sequence[Window], names: dict[str, int], settings: tuple[Clocks, ...]
-) -> TableRuns:
-    """Return the runs of a table's rows; ``names`` give kernels their numbers."""
+) -> tuple[RepeatedRuns, RepeatedRuns]:
+    """Return runs of time and of energy of a table's rows; ``names`` give kernels their numbers."""
     columns = {clocks: s for s, clocks in enumerate(settings)}
     places = np.array([names[s.kernel] * len(settings) + columns[s.asked] for s in samples])
     rows, row = np.unique(places, return_inverse=True)
@@ -260,7 +228,7 @@ def runs_of(
     time, energy = (
         RepeatedRuns(log=each, row=row, kernel=kernel, log_mhz=log_mhz[setting]) for each in values
     )
-    return TableRuns(kernel=kernel, setting=setting, quantities=(time, energy))
+    return time, energy
 
 
 def sample_weights(sample_set: SampleSet) -> Floats:
@@ -311,7 +279,7 @@ def _weighed_repeats(sample_set: SampleSet, repeated: Ints) -> list[Weighed]:
     samples = [sample_set.samples[i] for i in repeated.tolist()]
     settings = tuple(dict.fromkeys(sample.asked for sample in samples))
     names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    return [weighed(runs) for runs in runs_of(samples, names, settings).quantities]
+    return [weighed(runs) for runs in runs_of(samples, names, settings)]
 
 
 def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats | None:

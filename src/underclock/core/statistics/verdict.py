@@ -145,12 +145,7 @@ def judge(
     Returns:
         The verdict, and the repeats of each arm, beyond those there are, that would decide:
         ``None`` where the verdict is known, nothing can be said, or `MOST_REPEATS` would not do.
-
-    Raises:
-        ValueError: The tolerance is negative or not finite.
     """
-    if not (tolerance >= 0.0 and math.isfinite(tolerance)):
-        raise ValueError(f"a tolerance must be finite and not negative, got {tolerance}")
     bounded = [(energy, promise + tolerance)]
     if budget is not None:
         bounded.append((time, budget + tolerance))
