@@ -239,14 +239,10 @@ _LEAST = 0.005  # of one run's power, besides what co-load leaves unsure: which 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRatio:
-    """Power in the step over power alone.
-
-    Attributes:
-        spread: Standard deviation of its logarithm.
-    """
+    """Power in the step over power alone."""
 
     ratio: float = 1.0
-    spread: float = 0.0
+    spread: float = 0.0  # standard deviation of its logarithm
 
 
 def step_ratio(

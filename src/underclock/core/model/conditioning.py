@@ -42,21 +42,14 @@ _TELLING, _TELLING_ROWS = 256, 24  # kernels, and rows of each, that say what al
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Standard deviations of the model's parts, as logarithms; each of time and power. Shape (2,).
+    """Standard deviations of the model's parts, of log time and of log power."""
 
-    Attributes:
-        smooth: Of a kernel's own deviation along clocks.
-        shared: Of the deviation that all kernels share.
-        row: Of what a row has of its own.
-        run: Of a usual run.
-        length: Over which deviations are alike, in the logarithm of the core clock; half of it in
-            the memory clock's.
-    """
-
-    smooth: tuple[float, float] = (0.02, 0.02)
-    shared: tuple[float, float] = (0.02, 0.05)
-    row: tuple[float, float] = (0.003, 0.003)
-    run: tuple[float, float] = (0.006, 0.006)
+    smooth: tuple[float, float] = (0.02, 0.02)  # of a kernel's own deviation along clocks
+    shared: tuple[float, float] = (0.02, 0.05)  # of the deviation that all kernels share
+    row: tuple[float, float] = (0.003, 0.003)  # of what a row has of its own
+    run: tuple[float, float] = (0.006, 0.006)  # of a usual run
+    # over which deviations are alike, in the logarithm of the core clock; half of it in the memory
+    # clock's
     length: float = 0.3
 
 
@@ -73,15 +66,10 @@ def likeness(one: tuple[Floats, Floats], other: tuple[Floats, Floats], length: f
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Clocks as features: deviations at two of them covary as their features' product.
+    """Clocks as features: deviations at two of them covary as their features' product."""
 
-    Attributes:
-        settings: Shape (C, M).
-        rows: Shape (K, n, M).
-    """
-
-    settings: Floats
-    rows: Floats
+    settings: Floats  # (C, M)
+    rows: Floats  # (K, n, M)
 
     @classmethod
     def of(cls, observed: Observed, targets: Targets, length: float) -> "Features":
@@ -105,15 +93,10 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loadings:
-    """How quantities move with what is unknown. Leading axes "..." are rows or settings.
+    """How quantities move with what is unknown. Leading axes "..." are rows or settings."""
 
-    Attributes:
-        kernel: With the kernel's parameters, over their standard deviations.
-        shared: With the H directions.
-    """
-
-    kernel: Floats
-    shared: Floats
+    kernel: Floats  # with the kernel's parameters, over their standard deviations
+    shared: Floats  # with the H directions
 
     @classmethod
     def of(
@@ -165,33 +148,19 @@ def own_variance(sizes: Sizes, free: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditioned:
-    """Rows of some kernels under every scale, and what all kernels share.
+    """Rows of some kernels under every scale, and what all kernels share."""
 
-    Attributes:
-        loadings: Of the rows.
-        features: Of the rows' clocks. Shape (K, n, M).
-        noise: Variance of each quantity's mean. Shape (K, L, q).
-        inverse: Of the covariance of a kernel's quantities. Shape (K, L, q, q).
-        log_det: Of what that is the inverse of. Shape (K, L).
-        off: Residuals less the prior's mean. Shape (K, q).
-        real: Which quantities are no padding. Shape (K, q).
-        odds: Of every scale. Shape (K, L).
-        shared: Expected directions. Shape (H,).
-        shared_cov: Shape (H, H).
-        evidence: Logarithm of how likely the rows are.
-    """
-
-    loadings: Loadings
-    features: Floats
-    noise: Floats
-    inverse: Floats
-    log_det: Floats
-    off: Floats
-    real: Floats
-    odds: Floats = field(default_factory=lambda: np.zeros(0))
-    shared: Floats = field(default_factory=lambda: np.zeros(0))
-    shared_cov: Floats = field(default_factory=lambda: np.zeros(0))
-    evidence: float = 0.0
+    loadings: Loadings  # of the rows
+    features: Floats  # of the rows' clocks, (K, n, M)
+    noise: Floats  # variance of each quantity's mean, (K, L, q)
+    inverse: Floats  # of the covariance of a kernel's quantities, (K, L, q, q)
+    log_det: Floats  # of what that is the inverse of, (K, L)
+    off: Floats  # residuals less the prior's mean, (K, q)
+    real: Floats  # which quantities are no padding, (K, q)
+    odds: Floats = field(default_factory=lambda: np.zeros(0))  # of every scale, (K, L)
+    shared: Floats = field(default_factory=lambda: np.zeros(0))  # expected directions, (H,)
+    shared_cov: Floats = field(default_factory=lambda: np.zeros(0))  # (H, H)
+    evidence: float = 0.0  # logarithm of how likely the rows are
 
     @classmethod
     def of(

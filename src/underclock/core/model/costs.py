@@ -32,17 +32,11 @@ from underclock.core.step.power_capped_step import cap_of, step_cost_and_heat
 
 @dataclass(frozen=True, slots=True)
 class DrawnCosts:
-    """Draws of the costs of a step's launches, from the joint errors of the costs.
+    """Draws of the costs of a step's launches, from the joint errors of the costs."""
 
-    Attributes:
-        launches: What launches cost in each draw. Length D.
-        auto: What the step takes there at auto: time in s, energy in J. Shape (D, 2).
-        expected: The same as expected, not drawn. Shape (2,).
-    """
-
-    launches: tuple[LaunchCosts, ...]
-    auto: Floats
-    expected: Floats
+    launches: tuple[LaunchCosts, ...]  # what launches cost in each draw. Length D
+    auto: Floats  # what the step takes there at auto: time in s, energy in J, (D, 2)
+    expected: Floats  # the same as expected, not drawn, (2,)
 
     @classmethod
     def of(cls, table: CostTable, off: Floats) -> Self:
@@ -103,17 +97,14 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedChange:
-    """Expected changes against auto, as fractions, and their standard deviations.
-
-    Attributes:
-        uneven: The 95 % intervals about the changes of time and energy, where draws differ more to
-            one side; then deviations are those of a normal distribution with as much beyond 95 %.
-    """
+    """Expected changes against auto, as fractions, and their standard deviations."""
 
     time_change: float
     energy_change: float
     time_spread: float
     energy_spread: float
+    # the 95 % intervals about the changes of time and energy, where draws differ more to one side;
+    # then deviations are those of a normal distribution with as much beyond 95 %
     uneven: tuple[Interval, Interval] | None = None
 
     @property
@@ -149,42 +140,33 @@ class TimeVariance:
     Exact of the choice that it was made around, and of no other greater than it is there, but for
     what hardly moves: how much of auto the choice leaves as it is. What kernels share makes the
     variance a square of a sum; a tangent stands for it.
-
-    Attributes:
-        of_entries: What each kernel at each setting adds; may be negative, where an error makes up
-            for another's. Shape (K, S).
     """
 
     rest: float
+    # what each kernel at each setting adds; negative where an error makes up for another's, (K, S)
     of_entries: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Costs of a step with the errors of all entries together.
+    """Costs of a step with the errors of all entries together."""
 
-    Attributes:
-        table: Expected costs; the baseline is its last setting.
-        moves: Columns of errors of log time and log energy. Shape (2, K, S, E).
-        shared: How many of the columns all kernels share.
-        auto_spread: How sure the step at auto is as a whole, where that was measured: deviations
-            of time and energy, as fractions. Then what one kernel has more of it another has less.
-            ``None`` where auto is the sum of its kernels.
-        step_error: By how much more than errors of kernels the model misses the step at auto, as
-            fractions: time, energy.
-        locked_error: The same of schedules that the cap lets be, where the step ran at a lock.
-        boards: What the step takes in draws, each held by the cap, where auto is expected too.
-        of_setting: Deviation of log energy that all kernels at one locked setting have in common,
-            besides; 0 at the baseline. Shape (S,); ``None`` where none was seen to wander.
-    """
-
-    table: CostTable
-    moves: Floats
-    shared: int
+    table: CostTable  # expected costs; the baseline is its last setting
+    moves: Floats  # columns of errors of log time and log energy, (2, K, S, E)
+    shared: int  # how many of the columns all kernels share
+    # how sure the step at auto is as a whole, where that was measured: deviations of time and
+    # energy, as fractions. Then what one kernel has more of it another has less. ``None`` where
+    # auto is the sum of its kernels
     auto_spread: tuple[float, float] | None = None
+    # by how much more than errors of kernels the model misses the step at auto, as fractions: time,
+    # energy
     step_error: tuple[float, float] = (0.0, 0.0)
+    # the same of schedules that the cap lets be, where the step ran at a lock
     locked_error: tuple[float, float] | None = None
+    # what the step takes in draws, each held by the cap, where auto is expected too
     boards: DrawnCosts | None = None
+    # deviation of log energy that all kernels at one locked setting have in common, besides; 0 at
+    # the baseline, (S,); ``None`` where none was seen to wander
     of_setting: Floats | None = None
 
     def variance(self, of_time: float, of_energy: float) -> Floats:

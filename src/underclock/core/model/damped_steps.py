@@ -43,23 +43,15 @@ _EYE = np.eye(PER_KERNEL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitProblem:
-    """Rows, and the model to fit to them.
-
-    Attributes:
-        place: Where each row goes among all kernels' rows, padded to L each. Shape (R,).
-        precision: Of each row; 0 pads, or where it says nothing. Shape (2, K, L).
-        shared_mean: Of the prior of the shared parameters. Shape (S,).
-        shared_precision: Of that prior. Shape (S,).
-        prior: Of the kernels' parameters.
-    """
+    """Rows, and the model to fit to them."""
 
     rows: Rows
-    place: Ints
-    precision: Floats
+    place: Ints  # where each row goes among all kernels' rows, padded to L each, (R,)
+    precision: Floats  # of each row; 0 pads, or where it says nothing, (2, K, L)
     family: Shared
-    shared_mean: Floats
-    shared_precision: Floats
-    prior: KernelPrior
+    shared_mean: Floats  # of the prior of the shared parameters, (S,)
+    shared_precision: Floats  # of that prior, (S,)
+    prior: KernelPrior  # of the kernels' parameters
 
     @classmethod
     def of(cls, rows: Rows, family: Shared) -> "FitProblem":
@@ -145,21 +137,13 @@ def _padded(values: Floats, place: Ints, shape: tuple[int, ...]) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormalEquations:
-    """Curvature of the cost about parameters, an arrow, and the right-hand sides.
+    """Curvature of the cost about parameters, an arrow, and the right-hand sides."""
 
-    Attributes:
-        kernel: Block of each kernel. Shape (K, P, P).
-        border: Between kernels and shared. Shape (K, P, S).
-        shared: Shape (S, S).
-        kernel_side: Shape (K, P).
-        shared_side: Shape (S,).
-    """
-
-    kernel: Floats
-    border: Floats
-    shared: Floats
-    kernel_side: Floats
-    shared_side: Floats
+    kernel: Floats  # block of each kernel, (K, P, P)
+    border: Floats  # between kernels and shared, (K, P, S)
+    shared: Floats  # (S, S)
+    kernel_side: Floats  # (K, P)
+    shared_side: Floats  # (S,)
 
     @classmethod
     def of(

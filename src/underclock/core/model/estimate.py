@@ -93,39 +93,26 @@ _FASTEST = 3  # settings, whose median that is: one of them may be disturbed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFit:
-    """A fit of more samples than are asked about: those of another step.
-
-    Attributes:
-        weights: How much each sample counts in time and energy. Shape (2, N).
-    """
+    """A fit of more samples than are asked about: those of another step."""
 
     rows: Rows
     model: FittedModel
-    weights: Floats
+    weights: Floats  # how much each sample counts in time and energy, (2, N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What samples say of every setting, measured or not.
+    """What samples say of every setting, measured or not."""
 
-    Attributes:
-        costs: Of the step; the baseline is the last setting.
-        posterior: Of a launch at each setting; without auto where the step was run whole.
-        fit: What that rests on.
-        sizes: How large the parts of the model are.
-        ratio: How much more kernels draw in the step than alone.
-        measurable: Which settings a kernel has an answer at, of those to be visited. Shape (K, S).
-        can: Which can be planned. A kernel without rows, because all of its samples ran at the
-            power cap, say, only where it was measured. Shape (K, C).
-    """
-
-    costs: Costs
-    posterior: Posterior
-    fit: KnownFit
-    sizes: Sizes
-    measurable: Bools
+    costs: Costs  # of the step; the baseline is the last setting
+    posterior: Posterior  # of a launch at each setting; without auto where the step was run whole
+    fit: KnownFit  # what that rests on
+    sizes: Sizes  # how large the parts of the model are
+    measurable: Bools  # which settings a kernel has an answer at, of those to be visited, (K, S)
+    # which can be planned. A kernel without rows, because all of its samples ran at the power cap,
+    # say, only where it was measured, (K, C)
     can: Bools
-    ratio: StepRatio | None = None
+    ratio: StepRatio | None = None  # how much more kernels draw in the step than alone
 
     @property
     def holds_alone(self) -> Bools:

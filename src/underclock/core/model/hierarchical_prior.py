@@ -78,17 +78,11 @@ instead, a share of its time.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelPrior:
-    """What each kernel's parameters are expected to be.
+    """What each kernel's parameters are expected to be."""
 
-    Attributes:
-        unit: Parameters of a kernel with all of its time, or power, in that part. Shape (K, P).
-        mean: Shape (K, P).
-        spread: Scale of the Student-t distribution. Shape (K, P).
-    """
-
-    unit: Floats
-    mean: Floats
-    spread: Floats
+    unit: Floats  # parameters of a kernel with all of its time, or power, in that part, (K, P)
+    mean: Floats  # (K, P)
+    spread: Floats  # scale of the Student-t distribution, (K, P)
 
     def penalty(self, kernels: Floats) -> Floats:
         """Return the negative log density of parameters, (K, P), but a constant. Shape (K,)."""

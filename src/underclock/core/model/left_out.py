@@ -25,17 +25,11 @@ _ODD_ROW, _SURELY = 0.003, 0.9  # how often rows are disturbed, and how likely t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Rows against what all other rows say of them.
+    """Rows against what all other rows say of them."""
 
-    Attributes:
-        there: Which rows have other rows of their kernel. Shape (2, K, n).
-        error: By how much each is off. Shape (2, K, n).
-        variance: Of that; 1 where there is none. Shape (2, K, n).
-    """
-
-    there: Bools
-    error: Floats
-    variance: Floats
+    there: Bools  # which rows have other rows of their kernel, (2, K, n)
+    error: Floats  # by how much each is off, (2, K, n)
+    variance: Floats  # of that; 1 where there is none, (2, K, n)
 
     @classmethod
     def of(cls, given: Conditioned) -> "LeftOut":

@@ -49,19 +49,12 @@ _ADD_UP = 0.0  # logarithm of the exponent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterPrior:
-    """What parameters are expected to be before rows, as differences from those fitted.
+    """What parameters are expected to be before rows, as differences from those fitted."""
 
-    Attributes:
-        kernels: Shape (K, P).
-        spread: Standard deviations. Shape (K, P).
-        shared: Shape (S,).
-        shared_root: Root of their covariance. Shape (S, S).
-    """
-
-    kernels: Floats
-    spread: Floats
-    shared: Floats
-    shared_root: Floats
+    kernels: Floats  # (K, P)
+    spread: Floats  # standard deviations, (K, P)
+    shared: Floats  # (S,)
+    shared_root: Floats  # root of their covariance, (S, S)
 
     def of(self, kernels: Ints) -> "ParameterPrior":
         """Return the prior of some kernels."""
@@ -70,15 +63,12 @@ class ParameterPrior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedModel:
-    """The most likely parameters.
-
-    Attributes:
-        prior: What was expected of them: of kernels, what kernels of a kind say of one another; of
-            what is shared, what idling says too.
-    """
+    """The most likely parameters."""
 
     rows: Rows
     parameters: Parameters
+    # what was expected of them: of kernels, what kernels of a kind say of one another; of what is
+    # shared, what idling says too
     prior: ParameterPrior
 
 

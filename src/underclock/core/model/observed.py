@@ -23,23 +23,14 @@ _AS_ONE = 1e-9  # core clocks so close, as a part, are one setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Where costs are asked for.
+    """Where costs are asked for."""
 
-    Attributes:
-        core_mhz: Of each setting. Shape (C,).
-        mem_mhz: Shape (C,).
-        free: Where the driver chooses the core clock. Shape (C,).
-        log: What the physics says. Shape (2, K, C).
-        by_kernel: How that moves with the kernels' parameters. Shape (2, K, C, P).
-        by_shared: With the shared ones. Shape (2, K, C, S).
-    """
-
-    core_mhz: Floats
-    mem_mhz: Floats
-    free: Bools
-    log: Floats
-    by_kernel: Floats
-    by_shared: Floats
+    core_mhz: Floats  # of each setting, (C,)
+    mem_mhz: Floats  # (C,)
+    free: Bools  # where the driver chooses the core clock, (C,)
+    log: Floats  # what the physics says, (2, K, C)
+    by_kernel: Floats  # how that moves with the kernels' parameters, (2, K, C, P)
+    by_shared: Floats  # with the shared ones, (2, K, C, S)
 
     @classmethod
     def of(
@@ -69,33 +60,19 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Rows of every kernel, about the physics.
+    """Rows of every kernel, about the physics."""
 
-    Attributes:
-        log: Means as measured. Shape (2, K, n).
-        residual: These less what was fitted. Shape (2, K, n).
-        windows: How many usual windows each row stands for; 0 pads. Shape (2, K, n).
-        core_mhz: Shape (K, n).
-        mem_mhz: Shape (K, n).
-        free: Shape (K, n).
-        by_kernel: Derivatives. Shape (2, K, n, P).
-        by_shared: Shape (2, K, n, S).
-        squares: Sum of squares of runs about their rows. Shape (2, K).
-        freedom: Degrees of freedom of that. Shape (2, K).
-        unknown: Whose noise no repeat shows: it may be large where rows deviate. Shape (2, K).
-    """
-
-    log: Floats
-    residual: Floats
-    windows: Floats
-    core_mhz: Floats
-    mem_mhz: Floats
-    free: Bools
-    by_kernel: Floats
-    by_shared: Floats
-    squares: Floats
-    freedom: Floats
-    unknown: Bools
+    log: Floats  # means as measured, (2, K, n)
+    residual: Floats  # these less what was fitted, (2, K, n)
+    windows: Floats  # how many usual windows each row stands for; 0 pads, (2, K, n)
+    core_mhz: Floats  # (K, n)
+    mem_mhz: Floats  # (K, n)
+    free: Bools  # (K, n)
+    by_kernel: Floats  # derivatives, (2, K, n, P)
+    by_shared: Floats  # (2, K, n, S)
+    squares: Floats  # sum of squares of runs about their rows, (2, K)
+    freedom: Floats  # degrees of freedom of that, (2, K)
+    unknown: Bools  # whose noise no repeat shows: it may be large where rows deviate, (2, K)
 
     @classmethod
     def of(cls, model: FittedModel, runs: Runs, kernels: int, *, alike: bool = False) -> "Observed":

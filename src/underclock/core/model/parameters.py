@@ -27,72 +27,52 @@ _OF_ROWS = ("kernel", "core_mhz", "mem_mhz", "temperature_c", "log", "windows")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Where to predict.
+    """Where to predict."""
 
-    Attributes:
-        kernel: Index of each row's kernel. Shape (R,).
-        core_mhz: As read back where it was, else as asked. Shape (R,).
-        mem_mhz: The same. Shape (R,).
-        temperature_c: Shape (R,).
-        by_common: How log time and power as measured move with each error that several rows have in
-            common, of co-load, by its standard deviation. Shape (2, R, H); ``None`` as with H = 0.
-    """
-
-    kernel: Ints
-    core_mhz: Floats
-    mem_mhz: Floats
-    temperature_c: Floats
+    kernel: Ints  # index of each row's kernel, (R,)
+    core_mhz: Floats  # as read back where it was, else as asked, (R,)
+    mem_mhz: Floats  # the same, (R,)
+    temperature_c: Floats  # (R,)
+    # how log time and power as measured move with each error that several rows have in common, of
+    # co-load, by its standard deviation, (2, R, H); ``None`` as with H = 0
     by_common: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs(Points):
-    """Single measurements of kernels at these points.
+    """Single measurements of kernels at these points."""
 
-    Attributes:
-        log: Logarithms of the time of a launch in s and of mean power in W. Shape (2, R).
-        windows: How many windows of the usual length each counts for; 0 where it says nothing, and
-            its logarithm is that of the kernel at the nearest clock. Shape (2, R).
-        free: Where the driver chose the core clock. Shape (R,); ``None`` where it never did.
-    """
-
-    log: Floats
+    log: Floats  # logarithms of the time of a launch in s and of mean power in W, (2, R)
+    # how many windows of the usual length each counts for; 0 where it says nothing, and its
+    # logarithm is that of the kernel at the nearest clock, (2, R)
     windows: Floats
+    # where the driver chose the core clock, (R,); ``None`` where it never did
     free: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows(Runs):
-    """Samples at known clocks, sorted by kernel.
+    """Samples at known clocks, sorted by kernel."""
 
-    Attributes:
-        names: Of the kernels; where clocks were steered the heater is one more, the last,
-            which shows how power goes with the clock. Length K.
-        kinds: What each mostly does, as a small number. Shape (K,).
-        mem_points_mhz: Memory clocks of the GPU, ascending. Shape (M,).
-        limit_w: Power that capped rows settle at; ``inf`` where none was capped.
-        ceiling_mhz: Least core clock that the GPU was seen to boost to by itself; ``inf`` where
-            it was not seen. Locks above it do not hold.
-        auto_mem_mhz: Memory clock that runs where none is locked, as read; else the fastest.
-        peak_w: Power that no kernel exceeds, whatever its clock; ``inf`` where none was seen there.
-        boost_log_s: Log time in s of a launch of kernels at boost, whatever held it there; ``nan``
-            where it was not timed. Shape (K,); ``None`` where none was.
-        idle: Idling, where it was measured.
-        step: What the whole step drew, where it ran with co-load.
-        shares: Shares of each kernel's time and power, as `hierarchical_prior.usual_shares`
-            expects them of its kind. Shape (2, K, P); ``None`` where kinds are not known.
-    """
-
+    # of the kernels; where clocks were steered the heater is one more, the last, which shows how
+    # power goes with the clock. Length K
     names: tuple[str, ...]
-    kinds: Ints
-    mem_points_mhz: Floats
-    limit_w: float
+    kinds: Ints  # what each mostly does, as a small number, (K,)
+    mem_points_mhz: Floats  # memory clocks of the GPU, ascending, (M,)
+    limit_w: float  # power that capped rows settle at; ``inf`` where none was capped
+    # least core clock that the GPU was seen to boost to by itself; ``inf`` where it was not seen.
+    # Locks above it do not hold
     ceiling_mhz: float
-    auto_mem_mhz: float
+    auto_mem_mhz: float  # memory clock that runs where none is locked, as read; else the fastest
+    # power that no kernel exceeds, whatever its clock; ``inf`` where none was seen there
     peak_w: float = math.inf
+    # log time in s of a launch of kernels at boost, whatever held it there; ``nan`` where it was
+    # not timed, (K,); ``None`` where none was
     boost_log_s: Floats | None = None
-    idle: tuple[Idling, ...] = ()
-    step: tuple[StepDraw, ...] = ()
+    idle: tuple[Idling, ...] = ()  # idling, where it was measured
+    step: tuple[StepDraw, ...] = ()  # what the whole step drew, where it ran with co-load
+    # shares of each kernel's time and power, as `hierarchical_prior.usual_shares` expects them of
+    # its kind, (2, K, P); ``None`` where kinds are not known
     shares: Floats | None = None
 
     def some(self, chosen: Ints) -> "Rows":
@@ -145,15 +125,10 @@ _GIVEN_XBAR = 0.05  # crossbar cycles per DRAM cycle
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the shared vector stands for.
+    """What the shared vector stands for."""
 
-    Attributes:
-        base: Constants that no sweep shows, and where the rest begin.
-        common: How many errors rows have in common: the last of the vector, each over its
-            standard deviation.
-    """
-
-    base: GpuConstants
+    base: GpuConstants  # constants that no sweep shows, and where the rest begin
+    # how many errors rows have in common: the last of the vector, each over its standard deviation
     common: int = 0
 
     def start(self) -> Floats:
@@ -194,17 +169,12 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """All parameters of the model.
-
-    Attributes:
-        shared: Shape (S,).
-        kernels: Shape (K, P).
-        serial: Whose parts add instead of overlapping. Shape (K,); ``None`` where none's do.
-    """
+    """All parameters of the model."""
 
     family: Shared
-    shared: Floats
-    kernels: Floats
+    shared: Floats  # (S,)
+    kernels: Floats  # (K, P)
+    # whose parts add instead of overlapping, (K,); ``None`` where none's do
     serial: Bools | None = None
 
 

@@ -38,32 +38,20 @@ _MANY, _ROWS_OF_MANY = 512, 24  # kernels, from which on so many rows of each ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
-    """Costs of one launch, as logarithms, with their errors.
+    """Costs of one launch, as logarithms, with their errors."""
 
-    Attributes:
-        settings: Length C.
-        log: Expected log time in s and log power in W. Shape (2, K, C).
-        moves: Columns of errors. Shape (2, K, C, E).
-        shared: How many of them all kernels share: H.
-        noise: Standard deviation of a measurement of each kernel. Shape (2, K).
-        parameters: What the kernels' parameters are more than was fitted. Shape (K, P).
-        parameter_moves: Columns of their errors. Shape (K, P, E).
-        gpu: What the shared parameters are more than was fitted. Shape (S,).
-        gpu_moves: Columns of their errors, which all kernels share. Shape (S, H).
-        of_setting: Standard deviation of log power that all kernels at a setting have in common,
-            besides: in no column, as there would be as many of these as settings. Shape (C,);
-            ``None`` where none was seen to wander.
-    """
-
-    settings: tuple[Clocks, ...]
-    log: Floats
-    moves: Floats
-    shared: int
-    noise: Floats
-    parameters: Floats
-    parameter_moves: Floats
-    gpu: Floats
-    gpu_moves: Floats
+    settings: tuple[Clocks, ...]  # length C
+    log: Floats  # expected log time in s and log power in W, (2, K, C)
+    moves: Floats  # columns of errors, (2, K, C, E)
+    shared: int  # how many of them all kernels share: H
+    noise: Floats  # standard deviation of a measurement of each kernel, (2, K)
+    parameters: Floats  # what the kernels' parameters are more than was fitted, (K, P)
+    parameter_moves: Floats  # columns of their errors, (K, P, E)
+    gpu: Floats  # what the shared parameters are more than was fitted, (S,)
+    gpu_moves: Floats  # columns of their errors, which all kernels share, (S, H)
+    # standard deviation of log power that all kernels at a setting have in common, besides: in no
+    # column, as there would be as many of these as settings, (C,); ``None`` where none was seen to
+    # wander
     of_setting: Floats | None = None
 
     @property

@@ -35,19 +35,12 @@ _ROUNDS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedRuns:
-    """Runs of the rows of a table.
+    """Runs of the rows of a table."""
 
-    Attributes:
-        log: Logarithm of what was measured. Shape (N,).
-        row: Which row a run is of; every row has one. Shape (N,).
-        kernel: Which kernel a row is of. Shape (C,).
-        log_mhz: Logarithm of its core clock; ``nan`` where that was left to the driver. Shape (C,).
-    """
-
-    log: Floats
-    row: Ints
-    kernel: Ints
-    log_mhz: Floats
+    log: Floats  # logarithm of what was measured, (N,)
+    row: Ints  # which row a run is of; every row has one, (N,)
+    kernel: Ints  # which kernel a row is of, (C,)
+    log_mhz: Floats  # logarithm of its core clock; ``nan`` where that was left to the driver, (C,)
 
     @property
     def taken(self) -> Floats:
@@ -57,19 +50,12 @@ class RepeatedRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """What repeats say of each row.
+    """What repeats say of each row."""
 
-    Attributes:
-        mean: Weighed. Shape (C,).
-        scatter: Standard deviation of a run that is not odd. Shape (C,).
-        weight: How much each run counts, against an ordinary one. Shape (N,).
-        off: How far each run is from its row's mean. Shape (N,).
-    """
-
-    mean: Floats
-    scatter: Floats
-    weight: Floats
-    off: Floats
+    mean: Floats  # weighed, (C,)
+    scatter: Floats  # standard deviation of a run that is not odd, (C,)
+    weight: Floats  # how much each run counts, against an ordinary one, (N,)
+    off: Floats  # how far each run is from its row's mean, (N,)
 
     @property
     def odd(self) -> Bools:

@@ -52,21 +52,14 @@ def count_within(changes: Floats, limit: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanChange:
-    """The mean change of one quantity from auto to plan, over all pairs of runs.
+    """The mean change of one quantity from auto to plan, over all pairs of runs."""
 
-    Attributes:
-        mean: Fraction of auto.
-        interval: Low and high end of the 95 % confidence interval; ``None`` of a single run.
-        repeats: Runs of each arm.
-        standard_error: Of the mean; 0 of a single run.
-        freedom: Degrees of freedom of the standard error.
-    """
-
-    mean: float
+    mean: float  # fraction of auto
+    # low and high end of the 95 % confidence interval; ``None`` of a single run
     interval: tuple[float, float] | None
-    repeats: int
-    standard_error: float = 0.0
-    freedom: float = 1.0
+    repeats: int  # runs of each arm
+    standard_error: float = 0.0  # of the mean; 0 of a single run
+    freedom: float = 1.0  # degrees of freedom of the standard error
 
 
 def mean_change(

@@ -77,17 +77,12 @@ def fewest_measurements(*, whole: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PowerLine:
-    """What is known of one kernel's power, as the precision of a line in log clock over 1 GHz.
-
-    Attributes:
-        slope: Precision of the slope.
-        alone: Precision of log power, were the slope known.
-    """
+    """What is known of one kernel's power, as the precision of a line in log clock over 1 GHz."""
 
     level: float = _NEVER
     cross: float = 0.0
-    slope: float = _SLOPE**-2.0
-    alone: float = _NEVER
+    slope: float = _SLOPE**-2.0  # precision of the slope
+    alone: float = _NEVER  # precision of log power, were the slope known
 
     def after(self, core_mhz: float, variance: float) -> "PowerLine":
         """Return what will be known after one more measurement."""
@@ -133,20 +128,13 @@ def variance_in(mix: Mix, own: DrawAtClock, conditions: MixConditions) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SteeringAgenda:
-    """Where a campaign stands.
-
-    Attributes:
-        conditions: Where mixes run.
-        seen: What each kernel drew and took, alone or in mixes.
-        known: What that says of its power.
-        heater: Whether the heater can run; without it nothing runs below its own clock.
-    """
+    """Where a campaign stands."""
 
     samples: SampleSet
-    conditions: MixConditions
-    seen: dict[str, list[DrawAtClock]]
-    known: dict[str, PowerLine]
-    heater: bool
+    conditions: MixConditions  # where mixes run
+    seen: dict[str, list[DrawAtClock]]  # what each kernel drew and took, alone or in mixes
+    known: dict[str, PowerLine]  # what that says of its power
+    heater: bool  # whether the heater can run; without it nothing runs below its own clock
 
     @classmethod
     def of(

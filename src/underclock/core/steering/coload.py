@@ -27,16 +27,12 @@ _BIN_MHZ = 15.0  # clocks that are closer count as one
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """A power and its errors, in W.
-
-    Attributes:
-        spread_w: Standard deviation of what no other power shares.
-        shared_w: Standard deviations by each error in common: how idling is assumed to follow the
-            clock, its level, and the coefficients of the heater's curves. Shape (H,).
-    """
+    """A power and its errors, in W."""
 
     mean_w: float
-    spread_w: float
+    spread_w: float  # standard deviation of what no other power shares
+    # standard deviations by each error in common: how idling is assumed to follow the clock, its
+    # level, and the coefficients of the heater's curves, (H,)
     shared_w: Floats
 
     @property
@@ -47,24 +43,15 @@ class Power:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeaterCurve:
-    """A polynomial of log power in log clock, by weighted least squares.
+    """A polynomial of log power in log clock, by weighted least squares."""
 
-    Attributes:
-        first: Index of its first coefficient's error among the errors in common.
-        log_mhz: Of the clocks measured, relative to `middle`, their mean logarithm. Shape (N,).
-        coefficients: Highest power first. Shape (P,).
-        errors: How these move with each error of their own. Shape (P, P).
-        misfit: Scatter that measurements do not explain, as a fraction.
-        of_idle: How coefficients move with the errors of idling. Shape (P, 2).
-    """
-
-    first: int
-    log_mhz: Floats
+    first: int  # index of its first coefficient's error among the errors in common
+    log_mhz: Floats  # of the clocks measured, relative to `middle`, their mean logarithm, (N,)
     middle: float
-    coefficients: Floats
-    errors: Floats
-    misfit: float
-    of_idle: Floats
+    coefficients: Floats  # highest power first, (P,)
+    errors: Floats  # how these move with each error of their own, (P, P)
+    misfit: float  # scatter that measurements do not explain, as a fraction
+    of_idle: Floats  # how coefficients move with the errors of idling, (P, 2)
 
 
 def _heater_curve(measured: Sequence[Sequence[float]], first: int) -> _HeaterCurve:
@@ -94,18 +81,12 @@ def _heater_curve(measured: Sequence[Sequence[float]], first: int) -> _HeaterCur
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoLoad:
-    """What idling and the heater draw, from windows in which nothing else ran.
+    """What idling and the heater draw, from windows in which nothing else ran."""
 
-    Attributes:
-        shape: How idle power is assumed to follow clock and temperature.
-        own_mem_mhz: Memory clock of a GPU left to itself.
-        idle: Windows of nothing but idling.
-        heater: Its power by core clock, for each memory clock.
-    """
-
-    shape: GpuConstants
-    own_mem_mhz: float
-    idle: tuple[Window, ...] = ()
+    shape: GpuConstants  # how idle power is assumed to follow clock and temperature
+    own_mem_mhz: float  # memory clock of a GPU left to itself
+    idle: tuple[Window, ...] = ()  # windows of nothing but idling
+    # its power by core clock, for each memory clock
     heater: dict[float, _HeaterCurve] = field(default_factory=dict)
 
     @classmethod

@@ -92,32 +92,24 @@ def launch_clocks(
 
 
 class DrawAtClock(NamedTuple):
-    """What something drew and how long it took at one clock.
-
-    Attributes:
-        spread: Standard deviation of the power, as a fraction of it.
-    """
+    """What something drew and how long it took at one clock."""
 
     core_mhz: float
     power_w: float
     time_s: float
-    spread: float = 0.0
+    spread: float = 0.0  # standard deviation of the power, as a fraction of it
 
 
 @dataclass(frozen=True, slots=True)
 class MixConditions:
-    """Where mixes run.
-
-    Attributes:
-        boost_mhz: Core clock of a GPU below its cap.
-        peak_w: Power that no kernel exceeds, however low the mean; ``inf`` where none was seen.
-    """
+    """Where mixes run."""
 
     coload: CoLoad
     heater: tuple[DrawAtClock, ...]
     limit_w: float
-    boost_mhz: float
+    boost_mhz: float  # core clock of a GPU below its cap
     temperature_c: float
+    # power that no kernel exceeds, however low the mean; ``inf`` where none was seen
     peak_w: float = math.inf
     _cached: dict[float, tuple[float | None, float]] = field(
         default_factory=dict, init=False, compare=False, repr=False

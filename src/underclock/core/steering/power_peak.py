@@ -61,16 +61,11 @@ def pile_w(points: Sequence[KernelPoint], limit_w: float) -> float:
 
 
 class HeaterAtBoost(NamedTuple):
-    """What the heater did at boost.
-
-    Attributes:
-        exponent: Of its time against the clock, between its fastest rung and the next.
-        usual: The same below; ``None`` where it was not seen at a third clock.
-    """
+    """What the heater did at boost."""
 
     power_w: float
-    exponent: float
-    usual: float | None = None
+    exponent: float  # of its time against the clock, between its fastest rung and the next
+    usual: float | None = None  # the same below; ``None`` where it was not seen at a third clock
 
 
 def peak_seen_w(piled_w: float, heater: HeaterAtBoost | None, limit_w: float) -> float:
@@ -176,23 +171,16 @@ def separated(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteeredRows:
-    """What windows with co-load, and those of launches inside the step, tell.
+    """What windows with co-load, and those of launches inside the step, tell."""
 
-    Attributes:
-        rows: Of kernels; those of the heater by itself have the index after the last kernel's.
-        idle: What idling drew.
-        step: What the whole step drew, where it ran with co-load too.
-        peak_w: Power that no kernel exceeds; ``inf`` where no peak was seen.
-        boost_s: What a launch of kernels took at boost, in s.
-        errors: How many errors rows have in common: H.
-    """
-
+    # of kernels; those of the heater by itself have the index after the last kernel's
     rows: tuple[FitRow, ...] = ()
-    idle: tuple[Idling, ...] = ()
-    step: tuple[StepDraw, ...] = ()
-    peak_w: float = math.inf
+    idle: tuple[Idling, ...] = ()  # what idling drew
+    step: tuple[StepDraw, ...] = ()  # what the whole step drew, where it ran with co-load too
+    peak_w: float = math.inf  # power that no kernel exceeds; ``inf`` where no peak was seen
+    # what a launch of kernels took at boost, in s
     boost_s: dict[str, float] = field(default_factory=dict)
-    errors: int = 0
+    errors: int = 0  # how many errors rows have in common: H
 
 
 def steered_rows(

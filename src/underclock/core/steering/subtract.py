@@ -24,25 +24,17 @@ _MOST_SPREAD = 0.25  # of a power; what is less sure than this says nothing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelPoint:
-    """What one window says of one kernel.
-
-    Attributes:
-        kernel: Its name; `HEATER` for the heater by itself.
-        core_mhz: Mean core clock it ran at.
-        power_w: While it ran; ``None`` where that of other kernels is in it.
-        time_windows: How many windows of the usual length that time is worth.
-        power_windows: How many that power is worth, were co-load known; 0 where there is none.
-        common: How log power moves with each error of co-load, by its standard deviation.
-            Length H.
-    """
+    """What one window says of one kernel."""
 
     window: Window
-    kernel: str
-    core_mhz: float
+    kernel: str  # its name; `HEATER` for the heater by itself
+    core_mhz: float  # mean core clock it ran at
     time_s: float
-    power_w: float | None = None
-    time_windows: float
+    power_w: float | None = None  # while it ran; ``None`` where that of other kernels is in it
+    time_windows: float  # how many windows of the usual length that time is worth
+    # how many that power is worth, were co-load known; 0 where there is none
     power_windows: float = 0.0
+    # how log power moves with each error of co-load, by its standard deviation. Length H
     common: tuple[float, ...] = ()
 
     @property
