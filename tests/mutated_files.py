@@ -247,8 +247,7 @@ def _mhz(cell: Any) -> float | None:
 def _lines(body: bytes) -> list[dict[str, Any]]:
     text = _plain(body).decode("utf-8-sig").lstrip("\r\n")
     first = text.lstrip("\r\n").partition("\n")[0]
-    separator = max(",;\t", key=first.count)
-    return list(csv.DictReader(io.StringIO(text), delimiter=separator))
+    return list(csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=first.count)))
 
 
 def _check_table(body: bytes, samples: SampleSet) -> None:

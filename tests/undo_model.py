@@ -284,8 +284,7 @@ def _acts(state: State, at: int, group: Group, sequences: Sequences) -> Iterator
                 new = Process(LIVE, lock=True)
                 yield "another watchdog", _with(state, at, group._replace(watchdog=new))
         else:
-            gone = Process(DEAD)
-            yield "controller ends", _with(state, at, group._replace(controller=gone))
+            yield "controller ends", _with(state, at, group._replace(controller=Process(DEAD)))
     if watchdog.status == LIVE:
         if watchdog.todo:
             yield from _step(state, at, group, "watchdog", sequences)

@@ -108,6 +108,19 @@ def command(
             "run takes a command, or a plan and a command; with --observe a command alone",
             hint="underclock run -- python train.py",
         )
+    asked |= {"live_s": _LIVE_S if live else None, "learn": plan is None and not observe}
+    asked["step"] = _executed(command_line) if asked["learn"] else None
+    train(plan, command_line, as_json=as_json, **asked)
+
+
+def train(
+    plan: str | None,
+    command_line: tuple[str, ...],
+    *,
+    as_json: bool = False,
+    **asked: Any,  # noqa: ANN401
+) -> None:
+    """Run a command as asked, print how it went, and end with its code."""
     from underclock.runtime.holding.run import HowToRun, run
 
     codes: list[int] = []
@@ -116,15 +129,7 @@ def command(
         _show(ran, as_json=as_json)
         codes.append(_code(ran))
 
-    learns = plan is None and not observe
-    how = HowToRun(
-        learn=learns,
-        step=_executed(command_line) if learns else None,
-        live_s=_LIVE_S if live else None,
-        tell=_tell,
-        ended=ended,
-        **asked,
-    )
+    how = HowToRun(tell=_tell, ended=ended, **asked)
     try:
         run(plan, command_line, how)
     except NotPermittedError as exc:
@@ -153,8 +158,7 @@ def _executed(command_line: tuple[str, ...]) -> "Step | None":
         if not is_simulated():
             return None
     _tell("the GPU is simulated: the command runs twice, first until one of its steps was listed")
-    ranks = trace_command(TrainingCommand.of(command_line), assume=True, say=_tell)
-    return ranks[0].step
+    return trace_command(TrainingCommand.of(command_line), assume=True, say=_tell)[0].step
 
 
 def _tell(sentence: str) -> None:

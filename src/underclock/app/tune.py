@@ -41,7 +41,7 @@ _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 @click.option("--time-limit", type=DURATION, help="GPU time to measure for: 20min.")
 @click.option("--precision", type=FRACTION, help="Measure until the promise is this sure: 0.3%.")
 @click.option("--latency", help="What changing clocks takes: free, measured or 6ms.")
-@click.option("--hold", is_flag=True, help="Go on: train under the plan.")
+@click.option("--hold", is_flag=True, help="Go on: train, from the plan's clocks on.")
 @details_option
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
 def command(
@@ -123,8 +123,9 @@ def command(
     _show(made, answers.more(made), output, command_line, step.warnings, details=details)
     if hold:
         with to_hold(name) as there:
-            both = (f"{plan_file}", "--gpu", there, "--", *command_line)
-            running.command(both, standalone_mode=False)
+            asked: dict[str, Any] = {"gpus": (there,), "max_slowdown": max_slowdown}
+            asked["learn"] = not any(e.mem_mhz for e in made.launch_clocks)  # which is not learned
+            running.train(f"{plan_file}", command_line, **asked)
 
 
 def _traced(

@@ -18,6 +18,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.learning.learner import Learner, LearningStage
+from underclock.learning.pieces import kind_of
 from underclock.learning.response import BlockReading
 from underclock.records.runs import LEARNED, TRIED, ArmLine, StepLine
 from underclock.units import format_duration, format_percent
@@ -28,6 +29,7 @@ _REMEMBERED = 100  # steps at auto
 _FENCE, _LEAST_FENCE = 1.5, 0.01  # of the distance of their quartiles; of the upper one
 _DEAR, _SURE = 2.0, 3.0  # of the budget; standard deviations of a sum of ranks
 _FOLLOWED, _UNFOLLOWED = 0.01, 3  # of a clock; blocks in a row that ran so much faster
+_UNREAD = 10  # blocks in a row in which no clock was read
 _BIN_MHZ = 8.0  # half of what core clocks are apart
 _CHANGES, _MOST_CHANGES = 3, 12  # that say how long one takes
 _HELD_FOR = 2.0  # times what a change takes: shorter stretches get no clock of their own
@@ -83,6 +85,7 @@ class JobLearning:
         max_slowdown: Most time over auto's, as a fraction.
         dry: Whether nothing is set, and what would be tried is chosen all the same.
         held_before: Clock of each piece that an earlier run learned, which is tried first.
+        planned: Returns a plan's clocks of pieces from their places, which else are tried first.
 
     Attributes:
         holds: For each GPU, what is called with the core clock in MHz of each piece from now on;
@@ -98,9 +101,10 @@ class JobLearning:
         seed: int = 0,
         dry: bool = False,
         held_before: tuple[int, ...] = (),
+        planned: Callable[[Sequence[Sequence[object]]], Sequence[int | None]] | None = None,
     ) -> None:
         self._core_mhz, self._budget, self._seed = core_mhz, max_slowdown, seed
-        self._dry, self._held_before = dry, held_before
+        self._dry, self._held_before, self._planned = dry, held_before, planned
         self.holds: list[Callable[[Sequence[int | None]], None]] = []
         self._kinds: dict[int, tuple[Hashable, ...]] = {}  # of each GPU's pieces
         self.change_s = _ASSUMED_CHANGE_S
@@ -113,7 +117,7 @@ class JobLearning:
         self._block_s: list[float] = []  # steps of this block, before their energy is known
         self._autos_s: deque[float] = deque(maxlen=_REMEMBERED)  # steps at auto
         self._longest_s = math.inf  # where one step takes longer alone, it was interrupted
-        self._unfollowed = 0
+        self._unfollowed = self._unread = 0
         self._why = ""  # nothing is learned any more
 
     def _begin(self, kinds: tuple[Hashable, ...]) -> None:
@@ -125,9 +129,12 @@ class JobLearning:
             self._learner.least_s = _HELD_FOR * sum(self.change_s)
         self._held: tuple[int | None, ...] = (None,) * len(kinds)
 
-    def cut(self, gpu: int, kinds: tuple[Hashable, ...]) -> None:
-        """Take note of the pieces of a GPU's steps; where they differ, steps are not cut."""
-        self._kinds[gpu] = kinds
+    def cut(self, gpu: int, places: Sequence[Sequence[object]]) -> None:
+        """Take note of where a GPU's steps are cut; where that differs, they are not."""
+        self._kinds[gpu] = kinds = tuple(map(kind_of, places))
+        if self._planned is not None and len(self._held_before) != len(places):
+            planned_mhz = self._planned(places)
+            self._held_before = tuple(mhz or self._core_mhz[-1] for mhz in planned_mhz)
         common = kinds if len({*self._kinds.values()}) == 1 else _WHOLE
         if common != self._cut:
             self._begin(common)
@@ -186,10 +193,8 @@ class JobLearning:
             self._longest_s = (1.0 + _DEAR * self._budget) * fence_s
             return ""
         self._block_s.append(step.time_s)
-        if not self._is_dear():
-            return ""
-        middle = _Seen(steps=len(self._block_s), time_s=math.fsum(self._block_s))
-        return self._end_block([middle], was_left=True)
+        seen = _Seen(steps=len(self._block_s), time_s=math.fsum(self._block_s))
+        return self._end_block([seen], was_left=True) if self._is_dear() else ""
 
     def _is_dear(self) -> bool:
         """Whether steps of this block take more time over auto than twice the budget.
@@ -208,13 +213,10 @@ class JobLearning:
             return ""
         seen = self._seen.setdefault(gpu, _Seen())
         seen.was_odd = step.time_s > self._longest_s and not seen.was_odd
-        if seen.was_odd:
-            return ""
-        seen.add(step, line)
-        if self._active != self._seen.keys():
-            return ""
+        if not seen.was_odd:
+            seen.add(step, line)
         some = list(self._seen.values())
-        if min(each.time_s for each in some) < _BLOCK_S:
+        if self._active != self._seen.keys() or min(each.time_s for each in some) < _BLOCK_S:
             return ""
         return self._end_block(some, step.ended_s)
 
@@ -229,18 +231,16 @@ class JobLearning:
         energies_j = [each.energy_j / each.metered for each in some if each.metered]
         read_mhz = [mhz for each in some for mhz in each.read_mhz]
         times_s = self._times_s(max(some, key=lambda each: each.time_s / each.steps))
-        before = learner.stage
+        before, self._unread = learner.stage, 0 if read_mhz else self._unread + 1
         if times_s is None:  # no step was seen by all its marks: they are not cut
             self._begin(_WHOLE)
             learner = self._learner
         elif self._is_auto and not read_mhz:
-            self._why = "the GPU's core clock cannot be read, so nothing can be learned"
+            if self._unread >= _UNREAD:
+                self._why = "the GPU's core clock cannot be read, so nothing can be learned"
         elif not self._is_followed(read_mhz):
-            self._why = (
-                f"the driver accepted {self._held[0]} MHz, and the GPU ran at "
-                f"{np.mean(read_mhz):.0f} MHz: it does not follow, so its clocks are left to the "
-                "driver"
-            )
+            ran = f"the driver accepted {self._held[0]} MHz and ran {np.mean(read_mhz):.0f} MHz"
+            self._why = f"{ran}: it does not follow, so its clocks are left to the driver"
         else:
             learner.ended(
                 BlockReading(

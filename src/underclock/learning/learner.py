@@ -47,9 +47,7 @@ _TOLERATED, _MOST_CORRECTIONS = 0.001, 3  # of time over the budget in a trial; 
 _NEAR, _TRIES = 0.0005, 12  # of time; at a choice that keeps the budget as near ones did
 _REMEMBERED = 24
 _BARRED = 30  # blocks in which clocks as low as one that cost much time are not tried; and longer
-# Times auto's clock: the lowest, and the highest that a segment may have: where the rest of a step
-# draws less, the power cap leaves a segment more than it left to all.
-_LOWEST, _ABOVE = 0.5, 1.35
+_LOWEST, _ABOVE = 0.5, 1.35  # times auto's clock: where the rest draws less, a cap leaves more
 _LATELY = 24  # blocks at auto that say what a step takes there
 _AGAIN_S = 3600.0  # that learned clocks are held until they are compared with auto again
 _MOST_SEGMENTS = 12  # more are learned slower than they save
@@ -107,20 +105,18 @@ class Learner:
         self.choice: Ints = self._auto
         self.best: Ints | None = None
         self.saving: tuple[MeanChange, MeanChange] | None = None
-        self.blocks = self.trial_steps = 0
+        self.blocks = self.trial_steps = self._in_stage = 0
         self.budget = budget
         self.auto_s: float | None = None
-        self._held_s = 0.0
+        self._held_s = self._lost = 0.0  # since a trial; blocks' worth of time over the budget
         self._random = np.random.default_rng(seed)
         self._least: Ints = np.zeros_like(self._auto)  # of choices, for some blocks
-        self._left, self._barred_until = 0, 0
+        self._left, self._barred_until, self._once = 0, 0, False
         self._ones = 0  # clocks that all may share: a lock of all above auto's changes nothing
         self._response: Response | None = None
         self._autos: deque[BlockReading] = deque(maxlen=_REMEMBERED)
         self._looks: list[int] = []
-        self._in_stage = 0
         self._margin, self._corrections = 0.0, 0  # what trials found over the budget
-        self._lost = 0.0  # blocks' worth of time over the budget
         self._pairs: list[tuple[BlockReading, BlockReading]] = []
         self._last: BlockReading | None = None  # the first of a pair
 
@@ -137,6 +133,11 @@ class Learner:
         """
         self.blocks += 1
         self._in_stage += 1
+        # What was tried often is slow by chance, unless it is twice.
+        if was_left and self.stage in {LearningStage.TRIAL, LearningStage.HELD}:
+            was_left, self._once = self._once, True
+        elif not block.at_auto:
+            self._once = False
         if self.stage in {LearningStage.AUTO, LearningStage.ONE_CLOCK}:
             self._blocks.append(block)
         block = block.by_segments(self.segments)
@@ -268,8 +269,7 @@ class Learner:
         self._looks.append(at)
         self.choice = np.full(len(self._auto), at) if at >= 0 else self._auto
 
-    def _after_segments(self, block: BlockReading) -> None:
-        del block
+    def _after_segments(self, _block: BlockReading) -> None:
         if self._in_stage % _AUTO_EVERY == 0:
             self.choice = self._auto
             return

@@ -101,16 +101,16 @@ def _mhz(learner: Learner, choice: Ints) -> Floats:
     return np.array([_AUTO_MHZ if at < 0 else learner.core_mhz[at] for at in choice], dtype=float)
 
 
-def _learn(world: World, learner: Learner, most: int = 700) -> list[float]:
-    """Run blocks until clocks are held; return the time that each lost against auto."""
-    lost = []
-    for _ in range(most):
-        if learner.stage is LearningStage.HELD:
-            break
-        mhz = _mhz(learner, learner.choice)
+def _learn(
+    world: World, learner: Learner, most: int = 700, until: LearningStage = LearningStage.HELD
+) -> list[tuple[LearningStage, Floats]]:
+    """Run blocks up to a stage; return that after each, and the clocks of its pieces."""
+    ran = list[tuple[LearningStage, Floats]]()
+    while learner.stage is not until and len(ran) < most:
+        mhz = _mhz(learner, learner.choice)[np.array(learner.segments)]
         learner.ended(world.block(mhz, at_auto=bool((learner.choice < 0).all())))
-        lost.append(world.true(mhz)[0])
-    return lost
+        ran.append((learner.stage, mhz))
+    return ran
 
 
 @pytest.mark.parametrize("budget", [0.01, 0.03])
@@ -120,7 +120,7 @@ def test_one_clock_is_learned_as_good_as_the_best(bound: float, budget: float) -
     for seed in range(2):
         world = World(bound, seed=seed)
         learner = Learner(LISTED, budget=budget, seed=seed)
-        lost = _learn(world, learner)
+        lost = [world.true(mhz)[0] for _, mhz in _learn(world, learner)]
 
         saved = [world.true(np.array([float(mhz)])) for mhz in LISTED if mhz >= 0.5 * _AUTO_MHZ]
         best = min(energy for time, energy in saved if time <= budget)
@@ -170,16 +170,9 @@ def test_what_an_earlier_run_held_is_tried_first_and_learned_anew_where_it_saves
     world = World(0.05, 0.95)
     learner = Learner(LISTED, budget=0.01, kinds=("memory", "core"))
     learner.least_s, learner.held_before = 0.05, (1500, 1890) if saves else (1905, 1905)
-    stages = [learner.stage]
-    for _ in range(400):
-        if learner.stage is LearningStage.HELD:
-            break
-        mhz = _mhz(learner, learner.choice)[np.array(learner.segments)]
-        learner.ended(world.block(mhz, at_auto=bool((learner.choice < 0).all())))
-        stages.append(learner.stage)
-
+    stages = [stage for stage, _ in _learn(world, learner, 400)]
     assert (LearningStage.ONE_CLOCK in stages) == (not saves)
-    assert stages[3] is LearningStage.TRIAL
+    assert stages[2] is LearningStage.TRIAL
     assert learner.stage is LearningStage.HELD
     assert learner.best is not None
     low, high = learner.of_pieces(learner.best)
@@ -187,12 +180,24 @@ def test_what_an_earlier_run_held_is_tried_first_and_learned_anew_where_it_saves
     assert not saves or (low, high) == (1500, 1890)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_block_of_a_trial_that_is_slow_once_is_taken_for_chance(times: int) -> None:
+    world, learner = World(0.15), Learner(LISTED, budget=0.01)
+    learner.held_before = (1800,)
+    _learn(world, learner, until=LearningStage.TRIAL)
+    slow, left = world.block(np.full(1, 1500.0), at_auto=False), 0
+    while left < times:
+        at_auto = bool(learner.choice[0] < 0)
+        learner.ended(replace(slow, at_auto=at_auto), was_left=not at_auto)
+        left += not at_auto
+    assert (learner.stage is LearningStage.TRIAL) == (times == 1)
+
+
 def test_an_hour_later_the_saving_is_measured_anew() -> None:
     world = World(0.15)
     learner = Learner(LISTED, budget=0.01)
     _learn(world, learner)
-    held = _mhz(learner, learner.choice)
-    block = world.block(held, at_auto=False)
+    block = world.block(_mhz(learner, learner.choice), at_auto=False)
     for _ in range(int(3600 / (block.steps * block.time_s)) + 1):
         learner.ended(block)
         if learner.stage is LearningStage.TRIAL:
@@ -234,11 +239,9 @@ def test_only_segments_are_tried_above_auto(segments: int) -> None:
     """A lock above it for the whole step changes nothing."""
     world = Capped(*(0.05, 0.95)[-segments:], limit_w=200.0)
     learner = Learner(LISTED, budget=0.01, kinds=tuple(range(segments)))
-    learner.least_s, highest = 0.05, 0.0
-    for _ in range(100):
-        mhz, at_auto = _mhz(learner, learner.choice), bool((learner.choice < 0).all())
-        learner.ended(world.block(mhz, at_auto=at_auto))
-        highest = max(highest, 0.0 if at_auto else float(mhz.max()))
+    learner.least_s = 0.05
+    ran = _learn(world, learner, 100)
+    highest = max(float(mhz.max()) for _, mhz in ran if (mhz != _AUTO_MHZ).all())
     assert (highest > world.auto_mhz + 15.0) == (segments == 2)
 
 

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from underclock.runtime.policy.parts import digest_of
 from underclock.runtime.policy.policy import OBSERVED, LearningPolicy, Policy, policy_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
+from underclock.runtime.trainer.sites import planned_mhz
 from underclock.runtime.undo.guarded_gpu import GuardedGpu
 from underclock.runtime.undo.ownership import Process, say
 from underclock.units import Domain
@@ -377,15 +379,17 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
         gpus: By UUID; none for a dry run.
         options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
             nothing is set; ``arms``, ``window`` and ``seed``: as `policy.policy_of` takes them;
-            ``max_slowdown``: of clocks that are learned, or nothing; ``leader``: host and port of
-            who decides for a job on several machines, or nothing;
-            ``metrics_port``: where Prometheus may ask, or nothing.
+            or nothing: ``max_slowdown`` of clocks that are learned, ``leader`` of a job on several
+            machines, its host and port, and ``metrics_port``, where Prometheus may ask.
 
     Raises:
         NotPermittedError: A clock cannot be set. DataError: The run's files cannot be read.
     """
     run = Run.open(Path(options["run"]))
     plan, parts = run.plan(), run.parts()
+    learns = options["max_slowdown"] is not None
+    prior = plan if learns and isinstance(plan, Plan) and not plan.sets_nothing else None
+    plan = None if learns else plan
     ranks = _ranks(plan, run, options) if isinstance(plan, JobPlan) else None
     chosen = 0 if ranks is None else ranks.job.chosen
     opened, boards = run.pages(), [NvmlGpu(each.index) for each in run.gpus]
@@ -408,7 +412,6 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
         cores_mhz = gpu.supported_core_mhz(max(gpu.supported_mem_mhz(), default=None))
         if setter is not None:
             tried = [each.clocks for each in part.schedules[chosen].segments]
-            learns = options["max_slowdown"] is not None
             try_clocks(setter, [Clocks(core_mhz=cores_mhz[-1])] if learns else tried)
         low_mhz = min((mhz for mhz in cores_mhz if mhz >= _LOW * cores_mhz[-1]), default=None)
         machine = Machine(part.timetable(chosen), low_mhz=low_mhz)
@@ -417,11 +420,12 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
         elif isinstance(plan, Plan):
             asked = {name: options[name] for name in ("arms", "window", "seed", "steps")}
             policy = policy_of(machine, plan, paces=paces, **asked)
-        elif options["max_slowdown"] is not None:
+        elif learns:
             from underclock.learning import blocks  # noqa: PLC0415 - it loads NumPy
 
             if job is None:  # one for all GPUs
                 asked = {name: options[name] for name in ("max_slowdown", "seed", "dry")}
+                asked["planned"] = partial(planned_mhz, prior) if prior else None
                 before = held_before(Path(options["log"]), tuple(names), options["name"])
                 job = blocks.JobLearning(cores_mhz, held_before=before, **asked)
             policy = LearningPolicy(machine, part.schedules[0], job)
@@ -436,8 +440,7 @@ def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
         followers.append(
             GpuController(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
-    promise = plan.promise if isinstance(plan, JobPlan) else None
-    promise = plan.headline.cost if isinstance(plan, Plan) else promise
+    promise = None if plan is None else plan.promise
     log.write(
         RunLine(
             evidence=Evidence.SIMULATED if is_simulated() else Evidence.MEASURED,

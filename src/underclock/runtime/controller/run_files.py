@@ -93,8 +93,7 @@ class Run:
             me = Process.of(os.getpid())
             if me is None:
                 raise AssertionError("this process runs")
-            name = f"{_PREFIX}{me.pid}-{me.started}-{secrets.token_hex(8)}"
-            folder = runtime_folder() / name
+            folder = runtime_folder() / f"{_PREFIX}{me.pid}-{me.started}-{secrets.token_hex(8)}"
             folder.mkdir(mode=0o700)
             if plan is not None:
                 write_document(folder / _PLAN, plan)
@@ -103,8 +102,7 @@ class Run:
             listed: list[RunGpu] = []
             sites: tuple[tuple[str, str, int, int], ...] = ()
             if simulated and learns and step is not None:
-                passes = [step.kernels[kernel].pass_ for kernel in step.order]
-                seen = sites_of(step.modules, passes)
+                seen = sites_of(step.modules, [step.kernels[kernel].pass_ for kernel in step.order])
                 sites = tuple((s.event, s.path, s.occurrence, s.launch) for s in seen)
             (pages_in := _pages(folder)).mkdir(mode=0o700, exist_ok=pages_in == folder)
             for rank, (uuid, index) in enumerate(gpus):

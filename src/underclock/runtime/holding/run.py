@@ -99,7 +99,8 @@ class HowToRun:
         leader: Host and port, as ``node0:29600``, at which the machine of rank 0 decides for a job
             on several machines; empty for one.
         metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
-        learn: Without a plan: learn clocks; else nothing is set, and what GPUs draw is counted.
+        learn: Learn clocks, and try a plan's first; without both, nothing is set and what GPUs draw
+            is counted.
         max_slowdown: Most time over auto's, as a fraction, that clocks may cost which are learned.
         step: That a simulated GPU executes where there is no plan.
         live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
@@ -374,7 +375,7 @@ def held_run(plan: Plan | JobPlan | None, how: HowToRun, name: str = "") -> Iter
         "arms": how.arms,
         "steps": how.steps,
         "window": window,
-        "max_slowdown": how.max_slowdown if plan is None and how.learn else None,
+        "max_slowdown": how.max_slowdown if how.learn else None,
         "seed": secrets.randbits(32),
         "leader": leader,
         "metrics_port": how.metrics_port,
@@ -393,8 +394,7 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
     sites, unmarked = marked(plan)
     if how.arms:
         parse_arms(how.arms, has_fixed=plan.fixed is not None)
-    pairs = dict.fromkeys(scheduled(plan).clocks)
-    held = [("a part of the step", pair) for pair in pairs]
+    held = [("a part of the step", pair) for pair in dict.fromkeys(scheduled(plan).clocks)]
 
     def check(_rank: int, gpu: NvmlGpu) -> None:
         for sentence in plan.check_to_hold(gpu.info(), anyway=how.anyway, hint=_ELSEWHERE):
@@ -402,10 +402,11 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
         check_clocks(held, listed_clocks(gpu))
 
     found, simulated = _checked_gpus(how.gpus or shown_by_cuda()[:1], check)
+    if how.learn:
+        part, step = observed_part(), plan.step
+        return Run.create(plan, [part], found, simulated=simulated, step=step, learns=True)
     if unmarked:
-        less = (
-            "" if plan.step.modules else " (a step that is traced with its modules has more marks)"
-        )
+        less = "" if plan.step.modules else "; a step that is traced with its modules has more"
         how.tell(
             f"{len(unmarked)} changes of the plan fall where nothing can be marked and are "
             f"timed from the mark before{less}"

@@ -169,8 +169,7 @@ def observed_part() -> RankPart:
 
 def digest_of(plan: Record | None) -> str:
     """Return a digest of a plan, or of none, in hexadecimal."""
-    body = msgspec.json.encode(plan, order="deterministic")
-    return hashlib.sha256(body).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(plan, order="deterministic")).hexdigest()
 
 
 class _Laid:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from underclock.learning.pieces import kind_of
 from underclock.records import AUTO, Clocks, ClockSchedule, Plan, Segment, Strategy
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import ArmLine, StepLine
@@ -124,10 +123,9 @@ class Guarded(Policy):
     def __init__(self, machine: Machine, plan: Plan, window: int) -> None:
         """Begin at auto, to learn what a step takes there."""
         super().__init__(machine, scheduled(plan))
-        self._plan = plan
-        self._guard = Guard(
-            max_slowdown=budget_of(plan), has_fixed=plan.fixed is not None, window=window
-        )
+        self._plan, budget = plan, plan.max_slowdown
+        budget = plan.promise.time_change if budget is None else budget
+        self._guard = Guard(max_slowdown=budget, has_fixed=plan.fixed is not None, window=window)
         machine.hold(AUTO)
 
     @property
@@ -274,14 +272,6 @@ def policy_of(
     return Guarded(machine, plan, window) if window else Policy(machine, scheduled(plan))
 
 
-def budget_of(plan: Plan) -> float:
-    """Return how much slower than auto a step may be: the plan's budget, or what it promised."""
-    if plan.max_slowdown is not None:
-        return plan.max_slowdown
-    cost = plan.headline.cost
-    return 0.0 if cost is None else cost.time_change
-
-
 _SHARE = 0.5  # of the stretches are left away
 
 
@@ -315,8 +305,7 @@ def without_locks(schedule: ClockSchedule, launches: Collection[int]) -> ClockSc
     """Return a schedule that leaves the core clock to the driver in some stretches."""
     kept, begins = [], 0
     for each in schedule.segments:
-        free = begins in launches
-        kept.append(msgspec.structs.replace(each, core_mhz=None) if free else each)
+        kept.append(msgspec.structs.replace(each, core_mhz=None) if begins in launches else each)
         begins += each.launches
     return _joined(schedule, kept)
 
@@ -358,7 +347,7 @@ class LearningPolicy(Policy):
         clocks, free = [AUTO] * count, LatencyTable.free()
         self._machine.lay_out(timetable(clocks, free, [_PIECE_S] * count, range(count)))
         self._machine.position.always_closely = True
-        self._job.cut(self._gpu, tuple(map(kind_of, places)))
+        self._job.cut(self._gpu, places)
 
     def _take(self, core_mhz: Sequence[int | None]) -> None:
         """Hold one clock, or let clocks of pieces follow each other."""
@@ -375,8 +364,7 @@ class LearningPolicy(Policy):
         call_s, delay_s = self._job.change_s
         believed = LatencyTable.constant(delay_s, call_s=call_s)
         usual_s = self._machine.position.intervals.usual_s
-        marks = self._machine.timetable.marks
-        self._machine.follow(timetable(clocks, believed, usual_s, marks))
+        self._machine.follow(timetable(clocks, believed, usual_s, self._machine.timetable.marks))
 
     @property
     def needs_all(self) -> bool:

@@ -87,6 +87,24 @@ def marked(plan: Plan) -> tuple[tuple[MarkSite, ...], tuple[int, ...]]:
     return sites, tuple(at for at in boundaries if at not in marks)
 
 
+def planned_mhz(plan: Plan, places: Sequence[Sequence[object]]) -> tuple[int | None, ...]:
+    """Return the core clock in MHz that a plan holds from each place of a step to the next.
+
+    ``None`` is auto. Where few of the places are the plan's, it is the best fixed clock everywhere.
+    """
+    clocks, found = scheduled(plan).clocks, [0]
+    passes = [plan.step.kernels[kernel].pass_ for kernel in plan.step.order]
+    sites = sites_of(plan.step.modules, passes)
+    for event, path, occurrence, *_ in places[1:]:
+        alike = {s.path: s.launch for s in sites if (s.event, s.occurrence) == (event, occurrence)}
+        inside = [launch for inner, launch in alike.items() if inner.startswith(f"{path}.")]
+        found.append(max(alike.get(str(path), min(inside, default=0)), found[-1]))
+    if 2 * len({*found}) <= len(places) + 1:
+        return (None if plan.fixed is None else plan.fixed.core_mhz,) * len(places)
+    ends = itertools.pairwise((*found, len(clocks)))
+    return tuple(clocks[(first + end) // 2].core_mhz for first, end in ends)
+
+
 def _asked_at(schedule: ClockSchedule, boundaries: Sequence[int]) -> Iterator[int]:
     """Yield the launch during which each change is asked for: what is known there says when."""
     clocks, latencies = schedule.clocks, schedule.latencies

@@ -82,8 +82,7 @@ def test_spans_at_auto_are_the_network_s() -> None:
 
 
 def test_an_instruction_at_two_clocks_is_two_spans() -> None:
-    job = small_job(stages=1, microbatches=1)
-    spans = timeline(job, ((Held(0, 2, 0.5), Held(2)),))
+    spans = timeline(small_job(stages=1, microbatches=1), ((Held(0, 2, 0.5), Held(2)),))
     assert [span.core_mhz for span in spans] == [1000, 1400, 1400]
     first, second, third = spans
     assert first.ends_s == second.begins_s == pytest.approx(0.5 * 0.1 * 1.4)

@@ -143,8 +143,7 @@ def _rows(off: Floats) -> Rows:
 
 
 def _off(size: float) -> Floats:
-    signs = np.where(np.arange(len(_USUAL.start())) % 2, 1.0, -1.0)
-    off = size * signs
+    off = size * np.where(np.arange(len(_USUAL.start())) % 2, 1.0, -1.0)
     off[0] = 0.5  # an exponent below 1 is no norm
     return off
 

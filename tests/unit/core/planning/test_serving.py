@@ -87,8 +87,7 @@ def test_the_best_fixed_clock_keeps_the_budget_of_every_step() -> None:
 
 
 def test_a_frontier_leaves_out_what_another_beats() -> None:
-    worse = cost(Clocks(core_mhz=1400), 0.0115, 3.5)
-    costs = frontier([*DECODE.costs, worse])
+    costs = frontier([*DECODE.costs, cost(Clocks(core_mhz=1400), 0.0115, 3.5)])
     assert [each.clocks for each in costs] == [AUTO, MIDDLE, SLOW]
 
 

@@ -133,8 +133,7 @@ def test_a_plan_is_what_it_settles_at_and_keeps_its_budget(seed: int, budget: fl
     within = [c.energy_j for _, c, held in tried if not held and c.time_change <= budget]
     if arm.status is Status.INFEASIBLE:
         return
-    setting = settings[Strategy.KERNEL_GLOBAL]
-    settled = settled_step(table, setting[order_of(table)])
+    settled = settled_step(table, settings[Strategy.KERNEL_GLOBAL][order_of(table)])
     assert arm_cost(arm).time_s == pytest.approx(math.fsum(settled.time_s))
     assert arm_cost(arm).energy_j == pytest.approx(math.fsum(settled.energy_j))
     assert arm.time_change is not None

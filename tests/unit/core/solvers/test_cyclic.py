@@ -97,8 +97,7 @@ def layers(seed: int, *, dwell_s: float) -> SequenceProblem:
     kernels, count = 6, 8
     speed = np.linspace(0.4, 1.0, count)
     bound = random.uniform(0.1, 0.9, (kernels, 1))
-    size_s = random.uniform(0.5e-3, 3e-3, (kernels, 1))
-    time_s = size_s * (bound / speed + 1.0 - bound)
+    time_s = random.uniform(0.5e-3, 3e-3, (kernels, 1)) * (bound / speed + 1.0 - bound)
     energy_j = time_s * (80.0 + 220.0 * speed**3)
     order = np.tile(np.arange(kernels), 40)
     off = 1.0 - np.eye(count)

@@ -76,8 +76,7 @@ def test_a_mix_runs_where_it_was_meant_to(
 
 
 def test_no_mix_is_named_where_none_would_do() -> None:
-    gpu = Synthetic(noise=0.0)
-    bench = _bench(gpu)
+    bench = _bench(Synthetic(noise=0.0))
     hot, cold = _seen("product", 1500.0), _seen("copy", 1980.0)
 
     assert mix_at(1200.0, cold, bench) is None  # the heater itself is too cold there
@@ -89,8 +88,7 @@ def test_no_mix_is_named_where_none_would_do() -> None:
     assert mix_at(1980.0, hot, replace(bench, coload=nobody)) is None
     # Almost nothing but idling; and a step of seconds, with as long a heater.
     assert mix_at(1980.0, hot, replace(bench, limit_w=165.0)) is None
-    long = [DrawAtClock(1980.0, 500.0, 2.0)]
-    assert mix_at(1600.0, long, bench) is None
+    assert mix_at(1600.0, [DrawAtClock(1980.0, 500.0, 2.0)], bench) is None
 
 
 def test_a_kernel_at_a_lock_is_thinned_out_below_the_cap() -> None:
@@ -101,8 +99,7 @@ def test_a_kernel_at_a_lock_is_thinned_out_below_the_cap() -> None:
     mix = thinned(1900.0, capped, idle_w_, 698.0)
 
     assert mix is not None
-    sample = gpu.run(Wanted("product", mix), asked=Clocks(core_mhz=1900))
-    assert sample.core_mhz == 1900.0
+    assert gpu.run(Wanted("product", mix), asked=Clocks(core_mhz=1900)).core_mhz == 1900.0
     assert thinned(1900.0, capped, 690.0, 698.0) is None
     # Within a launch of a second the cap acts, however long the GPU idled before it.
     assert thinned(1900.0, capped._replace(time_s=1.0), idle_w_, 698.0) is None
@@ -193,8 +190,7 @@ def test_coload_is_even_in_time_and_hardly_more_or_less(
 ) -> None:
     if not (hot or idle_s):
         return
-    asked = Mix(hot=hot, idle_s=idle_s)
-    mix = spread_out(asked, launches_s, 1.6e-3)
+    mix = spread_out(Mix(hot=hot, idle_s=idle_s), launches_s, 1.6e-3)
     if mix.pieces == 1:
         return
 

@@ -97,8 +97,7 @@ class Bench:
 
     def until(self, follow: Follow, until_s: float) -> None:
         while (now_s := self.clock.now_s()) < until_s:
-            next_s = min(follow.next_s(), until_s)
-            self.clock.sleep_s(max(0.0, next_s - now_s) + 1e-6)
+            self.clock.sleep_s(max(0.0, min(follow.next_s(), until_s) - now_s) + 1e-6)
             follow.wake(self.clock.now_s())
 
     def lines(self) -> tuple[Line, ...]:
@@ -221,8 +220,7 @@ def test_what_a_setter_refuses_is_given_back_once_it_takes_that(
 
 
 def test_marks_that_pass_while_a_setter_blocks_are_not_missed(bench: Bench) -> None:
-    position = Position(timetable_of(scheduled(PLAN), MARKS))
-    polling = Polling(bench.page, CLOCK, position)
+    polling = Polling(bench.page, CLOCK, Position(timetable_of(scheduled(PLAN), MARKS)))
     seen: list[int] = []
     others = PollingThread(CLOCK, [(polling, lambda mark, _at_s, _steps: seen.append(mark))])
 
@@ -500,8 +498,7 @@ def test_of_a_counter_in_another_unit_nothing_is_known(seed: int, scale: float) 
 @pytest.mark.parametrize("seed", range(5))
 def test_of_a_run_in_which_the_counter_leapt_nothing_is_known(seed: int) -> None:
     readings = _counted(seed, 60)
-    at = 1 + seed * 11
-    leapt = [(s, j + (1e9 if n >= at else 0.0)) for n, (s, j) in enumerate(readings)]
+    leapt = [(s, j + (1e9 if n >= 1 + seed * 11 else 0.0)) for n, (s, j) in enumerate(readings)]
 
     shown = _shown(leapt)
 

@@ -87,8 +87,7 @@ class Ranks:
     def wait(self, for_s: float) -> None:
         until_s = self.clock.now_s() + for_s
         while (now_s := self.clock.now_s()) < until_s:
-            next_s = min(self.follow.next_s(), until_s)
-            self.clock.sleep_s(max(0.0, next_s - now_s) + 1e-6)
+            self.clock.sleep_s(max(0.0, min(self.follow.next_s(), until_s) - now_s) + 1e-6)
             self.follow.wake(self.clock.now_s())
 
     def core_mhz(self) -> list[Any]:

@@ -452,8 +452,7 @@ def _disturbed(player: Player, steps: int) -> list[object]:
 
 def test_auto_is_asked_for_after_communication_unless_that_never_ends() -> None:
     player = _player(((3, 4),))
-    usual_s = usual(player.machine.timetable)
-    player.steps(3, usual_s)
+    player.steps(3, usual(player.machine.timetable))
     for index in range(4):  # into the fourth launch
         player.machine.saw(index + 1, player.now_s)
         player.run(player.now_s + (0.01 if index < 3 else 0.002))
@@ -470,8 +469,7 @@ def test_auto_is_asked_for_after_communication_unless_that_never_ends() -> None:
 
 def test_a_rank_that_waits_for_others_is_asked_for_nothing() -> None:
     player = _player(((3, 4),))
-    usual_s = usual(player.machine.timetable)
-    player.steps(3, usual_s)
+    player.steps(3, usual(player.machine.timetable))
     for index in range(4):
         player.machine.saw(index + 1, player.now_s)
         player.run(player.now_s + (0.01 if index < 3 else 2.0))  # a straggler elsewhere
@@ -491,8 +489,7 @@ def test_a_rank_that_waits_for_others_is_asked_for_nothing() -> None:
 def test_no_call_ever_disturbs_communication_that_leaves_room(
     spans: set[int], call_ms: float
 ) -> None:
-    quiet = tuple((at, at + 1) for at in sorted(spans))
-    player = _player(quiet, call_s=1e-3 * call_ms)
+    player = _player(tuple((at, at + 1) for at in sorted(spans)), call_s=1e-3 * call_ms)
     usual_s = usual(player.machine.timetable)
     for _ in range(8):  # until it has learned how long calls take
         player.step(usual_s)
@@ -504,8 +501,7 @@ def test_no_call_ever_disturbs_communication_that_leaves_room(
 def test_what_a_rank_computes_is_told_apart_from_what_it_waits() -> None:
     table = dataclasses.replace(table_of(), busy=frozenset({0, 1, 4, 5}))
     player = Player(Machine(table))
-    lasts_s = [0.01, 0.012, 0.05, 0.03, 0.01, 0.013, 0.002, 0.01]
-    player.steps(3, lasts_s)
+    player.steps(3, [0.01, 0.012, 0.05, 0.03, 0.01, 0.013, 0.002, 0.01])
     assert [step.busy_s for step in player.machine.passed()] == [pytest.approx(0.045)] * 3
 
 

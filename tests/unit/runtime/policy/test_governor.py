@@ -43,8 +43,7 @@ def _asked(
     asked: list[tuple[float, Clocks]] = []
     now_s, waiting = 0.0, list(said)
     while True:
-        due_s = governor.next_s(now_s)
-        next_s = min(due_s, waiting[0][0] if waiting else math.inf)
+        next_s = min(governor.next_s(now_s), waiting[0][0] if waiting else math.inf)
         if next_s > until_s:
             return asked
         now_s = max(now_s, next_s)

@@ -217,6 +217,16 @@ def test_gpus_whose_steps_are_cut_otherwise_have_one_clock() -> None:
     assert len(job.asked_mhz) == 1
 
 
+def test_a_plans_clocks_and_auto_take_turns_from_the_first() -> None:
+    job = Job()
+    job.learning._planned = lambda places: (1800,) * len(places)  # noqa: SLF001 - as it is given
+    job.policies[0].discovered([["step", "", 0, 1]])
+    job.run(900)
+    (line,) = job.policies[0].differences()
+    assert line.held_mhz == (1800,)
+    assert "is looked for" not in "".join(job.words)
+
+
 def test_a_short_job_says_how_far_it_came() -> None:
     (job := Job()).run(200)
     assert "before it was known what clocks save" in job.policies[0].ends()

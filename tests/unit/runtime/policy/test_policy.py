@@ -219,8 +219,7 @@ def run(
 
 
 def test_every_arm_has_every_place_equally_often_and_orders_differ() -> None:
-    arms = Arms(names=ALL, block=2, settling=1)
-    order = run(arms, 30)
+    order = run(Arms(names=ALL, block=2, settling=1), 30)
     rounds = [tuple(order[i : i + 3]) for i in range(0, len(order), 3)]
 
     assert len(rounds) == 30

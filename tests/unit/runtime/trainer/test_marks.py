@@ -229,8 +229,7 @@ def test_another_models_step_is_refused_and_training_goes_on(
 def test_workers_of_a_data_loader_mark_nothing(
     marked: Callable[..., Noted], model: Model, page: Page, start: str
 ) -> None:
-    sites = all_places()
-    stream = marked(sites, HostNoted(page))
+    stream = marked(all_places(), HostNoted(page))
     loader = DataLoader(Trains(), batch_size=1, num_workers=1, multiprocessing_context=start)
     steps = training(model, 4)
     next(steps), next(steps), next(steps)

@@ -23,6 +23,7 @@ from underclock.runtime.trainer.sites import (
     MarkSite,
     chosen,
     marked,
+    planned_mhz,
     scheduled,
     seen_apart,
     sites_of,
@@ -50,6 +51,16 @@ def test_every_change_has_a_mark_at_it_or_right_before() -> None:
         assert max(each for each in known if each <= at) in marks
     assert unmarked == tuple(at for at in changes if at not in marks)
     assert marks[0] == 0
+
+
+def test_places_that_a_trainer_marks_have_the_clocks_that_a_plan_holds_there() -> None:
+    made = msgspec.structs.replace(plan(), fixed=Clocks(core_mhz=1500))
+    passes = [pass_ for _, pass_ in launches()]
+    sites = [each for each in sites_of(made.step.modules, passes) if each.event != LEAVE]
+    places = [(each.event, each.path, each.occurrence) for each in sites]
+    held = [1110 if passes[each.launch] is Pass.BACKWARD else None for each in sites]
+    assert planned_mhz(made, places) == tuple(held)
+    assert planned_mhz(made, [(STEP, "", 0), (ENTER, "head", 0)]) == (1500, 1500)
 
 
 def test_a_plan_without_a_schedule_holds_one_pair_or_says_that_it_cannot() -> None:

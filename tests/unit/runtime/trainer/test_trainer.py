@@ -26,8 +26,7 @@ from underclock.runtime.undo.ownership import RUNTIME_DIR
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
     monkeypatch.delenv("UNDERCLOCK_SIMULATOR", raising=False)
-    gpus = (("GPU-a", 0), ("GPU-b", 1))
-    made = files_of(plan(), gpus)
+    made = files_of(plan(), (("GPU-a", 0), ("GPU-b", 1)))
     yield made
     made.remove()
 
