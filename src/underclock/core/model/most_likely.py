@@ -83,13 +83,6 @@ def fit_all(rows: Rows, family: Shared) -> FittedModel:
     return _model(problem, min(found, key=problem.cost))
 
 
-def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
-    """Fit each kernel by itself; what they share is known from a fit of some of them."""
-    problem = FitProblem.of(rows, known.parameters.family)
-    start = dataclasses.replace(problem.begin(), shared=known.parameters.shared)
-    return _model(problem, restart(problem, start))
-
-
 def restart(problem: FitProblem, parameters: Parameters) -> Parameters:
     """Let each kernel try every start, and keep what explains its rows best."""
     best, least = converge_kernels(problem, parameters)
@@ -208,7 +201,11 @@ def fitted(
     some = spread_kernels(light, most_kernels)
     if len(some) == len(rows.names):
         return fit_all(light, family)
-    return fit_kernels(light, fit_all(light.of(some), family))
+    # Each kernel by itself; what they share is known from a fit of some of them.
+    known = fit_all(light.of(some), family).parameters
+    problem = FitProblem.of(light, known.family)
+    start = dataclasses.replace(problem.begin(), shared=known.shared)
+    return _model(problem, restart(problem, start))
 
 
 def spread_rows(rows: Rows, most: int) -> Ints:

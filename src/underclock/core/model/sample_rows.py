@@ -21,8 +21,6 @@ from underclock.core.model.sample_sets import (
     clocks_asked,
     holds,
     memory_mhz,
-    own_memory_mhz,
-    ran_mem_mhz,
     sample_weights,
     seen_cap,
 )
@@ -69,7 +67,8 @@ def rows_of(
         raise DataError("there are no samples to fit", hint="measure first")
     check_values(sample_set)
     memory = memory_mhz(sample_set)
-    own_mhz = own_memory_mhz(sample_set, memory)
+    # A GPU left to itself runs at the fastest memory clock, where it was not read.
+    own_mhz = float(sample_set.auto_mem_mhz or memory[-1])
     limit_w, capped = seen_cap(sample_set)
     weights = sample_weights(sample_set) if weights is None else weights
     locked, free = _alone(sample_set, capped, weights, own_mhz)
@@ -134,11 +133,11 @@ def _alone(
             # A sample as a row.
             core = sample.asked.core_mhz
             windows = _FREE_WINDOWS if core is None else 1.0
-            seen = sample.observed.core_mhz if sample.observed else None
+            seen = sample.observed or sample.asked
             row = FitRow(
                 kernel=index[sample.kernel],
-                core_mhz=float(core or seen or boosted_mhz),
-                mem_mhz=ran_mem_mhz(sample, own_mem_mhz),
+                core_mhz=float(core or seen.core_mhz or boosted_mhz),
+                mem_mhz=float(seen.mem_mhz or own_mem_mhz),
                 log_s=math.log(sample.time_s),
                 log_w=math.log(sample.energy_j / sample.time_s),
                 temperature_c=temperature_c_of(sample),

@@ -151,15 +151,6 @@ def memory_mhz(sample_set: SampleSet) -> list[float]:
     return sorted(asked or read or {UNKNOWN_MHZ})
 
 
-def own_memory_mhz(sample_set: SampleSet, memory: list[float]) -> float:
-    """Return the memory clock of a GPU left to itself: as read there, else the fastest.
-
-    Args:
-        memory: Memory clocks of the GPU, ascending.
-    """
-    return float(sample_set.auto_mem_mhz or memory[-1])
-
-
 def ceiling_mhz(samples: Sequence[Window]) -> float:
     """Return the least core clock a GPU boosted to away from its cap; ``inf`` if never seen."""
     seen = [
@@ -193,12 +184,6 @@ def seen_cap(sample_set: SampleSet) -> tuple[float, list[bool]]:
         capped = capped if len(held) >= _PILE else [False] * len(powers)
     at_cap = [power_w for power_w, yes in zip(powers, capped, strict=True) if yes]
     return (float(np.median(at_cap)) if at_cap else math.inf), capped
-
-
-def ran_mem_mhz(sample: Window, auto_mem_mhz: float) -> float:
-    """Return the memory clock of a sample: as read, else as asked, else as auto's."""
-    mem_mhz = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz
-    return float(mem_mhz or auto_mem_mhz)
 
 
 def holds(sample: Window) -> bool:
@@ -237,49 +222,41 @@ def sample_weights(sample_set: SampleSet) -> Floats:
     Returns:
         Shape (2, N).
     """
-    repeated = _repeated(sample_set.samples)
     weights = np.ones((2, len(sample_set.samples)))
-    if len(repeated):
-        for c, each in enumerate(_weighed_repeats(sample_set, repeated)):
-            weights[c, repeated] = np.where(each.odd, each.weight, 1.0)
+    repeated, both = _weighed_repeats(sample_set)
+    for c, each in enumerate(both):
+        weights[c, repeated] = np.where(each.odd, each.weight, 1.0)
     return weights
 
 
 def odd_repeats(sample_set: SampleSet) -> tuple[str, ...]:
     """Say how many repeats are odd, and which is farthest off; nothing where none are."""
-    repeated = _repeated(sample_set.samples)
-    if not len(repeated):
-        return ()
-    both = _weighed_repeats(sample_set, repeated)
-    odd = np.any([each.odd for each in both], axis=0)
-    if not odd.any():
+    repeated, both = _weighed_repeats(sample_set)
+    many = int(np.any([each.odd for each in both], axis=0).sum())
+    if not many:
         return ()
     off = np.array([np.where(each.odd, each.off, 0.0) for each in both])
     c, worst = np.unravel_index(np.abs(off).argmax(), off.shape)
     sample = sample_set.samples[repeated[worst]]
-    what = ("time", "energy")[c]
-    many = int(odd.sum())
     words = (
         f"{many} of {len(repeated)} repeats {'is' if many == 1 else 'are'} odd, most of all "
-        f"{sample.kernel!r} at {sample.asked}: {math.expm1(off[c, worst]):+.0%} {what} against the "
-        "mean of its row. They hardly count; where a plan hangs on such a row, measure it again"
+        f"{sample.kernel!r} at {sample.asked}: {math.expm1(off[c, worst]):+.0%} "
+        f"{('time', 'energy')[c]} against the mean of its row. They hardly count; where a plan "
+        "hangs on such a row, measure it again"
     )
     return (words,)
 
 
-def _repeated(samples: tuple[Window, ...]) -> Ints:
-    """Return which samples are of a row that was run more than once."""
-    taken = Counter((sample.kernel, sample.asked) for sample in samples)
-    many = [i for i, sample in enumerate(samples) if taken[sample.kernel, sample.asked] > 1]
-    return np.array(many, dtype=np.int64)
-
-
-def _weighed_repeats(sample_set: SampleSet, repeated: Ints) -> list[Weighed]:
-    """Return what repeats say of time and energy; rows run once do not matter to it."""
-    samples = [sample_set.samples[i] for i in repeated.tolist()]
+def _weighed_repeats(sample_set: SampleSet) -> tuple[Ints, list[Weighed]]:
+    """Return samples of rows that were run more than once, and what these say: time, energy."""
+    taken = Counter((sample.kernel, sample.asked) for sample in sample_set.samples)
+    many = [i for i, s in enumerate(sample_set.samples) if taken[s.kernel, s.asked] > 1]
+    if not many:
+        return np.zeros(0, dtype=np.int64), []
+    samples = [sample_set.samples[i] for i in many]
     settings = tuple(dict.fromkeys(sample.asked for sample in samples))
     names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    return [weighed(runs) for runs in runs_of(samples, names, settings)]
+    return np.array(many), [weighed(runs) for runs in runs_of(samples, names, settings)]
 
 
 def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats | None:

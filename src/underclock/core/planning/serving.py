@@ -30,19 +30,14 @@ class ServedStep:
 
 
 class ServingBudget(Record, frozen=True, kw_only=True):
-    """How long steps may take.
+    """How long steps may take."""
 
-    Attributes:
-        max_slowdown: Above auto, as a fraction; ``None`` for no limit of that kind.
-        tpot_s: Per output token; ``None`` for no limit.
-        ttft_s: To the first token, a prompt's step; ``None`` for no limit.
-        tail: By what fraction one step in a hundred takes longer than they do on average, where
-            limits in seconds are of such a step; ``None`` where they are of the average.
-    """
-
+    # above auto, as a fraction; ``None`` for no limit of that kind
     max_slowdown: float | None = None
-    tpot_s: float | None = None
-    ttft_s: float | None = None
+    tpot_s: float | None = None  # per output token; ``None`` for no limit
+    ttft_s: float | None = None  # to the first token, a prompt's step; ``None`` for no limit
+    # by what fraction one step in a hundred takes longer than they do on average, where limits in
+    # seconds are of such a step; ``None`` where they are of the average
     tail: float | None = None
 
     def __post_init__(self) -> None:

@@ -57,34 +57,22 @@ _OF_LINKS = 0.5  # error of what is assumed of a link, as a logarithm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """What is known of a step that was not measured.
+    """What is known of a step that was not measured."""
 
-    Attributes:
-        sample_set: The step as if it had been measured, without any window.
-        estimated: What planning stands on.
-        matches: How each kernel is known.
-    """
-
-    sample_set: SampleSet
-    estimated: Costs
-    matches: CarriedOver
+    sample_set: SampleSet  # the step as if it had been measured, without any window
+    estimated: Costs  # what planning stands on
+    matches: CarriedOver  # how each kernel is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """The step that ran.
+    """The step that ran."""
 
-    Attributes:
-        known: What its samples say.
-        kernels: Those of its step, and those that were confirmed.
-        bent: What is known of them at locked clocks, whatever limits power.
-        parameters: Of the physics, as rows leave them; those that kernels share as fitted, for
-            around a fit where one no longer matters a linear model lets it return to its prior.
-    """
-
-    known: Estimate
-    kernels: tuple[Kernel, ...]
-    bent: Posterior
+    known: Estimate  # what its samples say
+    kernels: tuple[Kernel, ...]  # those of its step, and those that were confirmed
+    bent: Posterior  # what is known of them at locked clocks, whatever limits power
+    # of the physics, as rows leave them; those that kernels share as fitted, for around a fit where
+    # one no longer matters a linear model lets it return to its prior
     parameters: Parameters
 
     @classmethod

@@ -30,15 +30,12 @@ _SEVERAL = "tensors"  # of several, in place of a type
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """How one kernel of the new step is known.
-
-    Attributes:
-        source: The known kernel it follows, or where no sample is like it the one of its role: of
-            long lists of tensors, an optimizer's, PyTorch's profiler records no size. ``None``
-            where its kind says it, or nothing does.
-    """
+    """How one kernel of the new step is known."""
 
     way: MatchWay
+    # the known kernel it follows, or where no sample is like it the one of its role: of long lists
+    # of tensors, an optimizer's, PyTorch's profiler records no size. ``None`` where its kind says
+    # it, or nothing does
     source: int | None = None
 
 

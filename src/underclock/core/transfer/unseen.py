@@ -52,41 +52,26 @@ _ROUNDS = 12  # of a law and of how kernels deviate from it, each by the other
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unseen:
-    """Parameters of new kernels.
+    """Parameters of new kernels."""
 
-    Attributes:
-        parameters: Shape (N, P).
-        by_source: How they move with those of their sources. Shape (N, P, P).
-        cov: What is unsure of them besides what is unsure of their sources. Shape (N, P, P).
-        is_told: Of which something like them was measured. Shape (N,).
-        kept: How much of what its source's rows say beyond the physics holds for each. Shape (N,).
-        by_kind: How they move with what is unsure of their kinds, each over its deviation: all
-            kernels of a kind follow the same line. Q of them. Shape (N, P, Q).
-    """
-
-    parameters: Floats
-    by_source: Floats
-    cov: Floats
-    is_told: Bools
-    kept: Floats
+    parameters: Floats  # (N, P)
+    by_source: Floats  # how they move with those of their sources, (N, P, P)
+    cov: Floats  # what is unsure of them besides what is unsure of their sources, (N, P, P)
+    is_told: Bools  # of which something like them was measured, (N,)
+    kept: Floats  # how much of what its source's rows say beyond the physics holds for each, (N,)
+    # how they move with what is unsure of their kinds, each over its deviation: all kernels of a
+    # kind follow the same line. Q of them, (N, P, Q)
     by_kind: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKernels:
-    """Kernels that were measured, and how sure their parameters are.
+    """Kernels that were measured, and how sure their parameters are."""
 
-    Attributes:
-        kinds: What each mostly does, as a small number. Shape (K,).
-        work: FLOPs and bytes. Shape (2, K).
-        parameters: Shape (K, P).
-        cov: Of these. Shape (K, P, P).
-    """
-
-    kinds: Ints
-    work: Floats
-    parameters: Floats
-    cov: Floats
+    kinds: Ints  # what each mostly does, as a small number, (K,)
+    work: Floats  # FLOPs and bytes, (2, K)
+    parameters: Floats  # (K, P)
+    cov: Floats  # of these, (K, P, P)
 
     @property
     def variance(self) -> Floats:
