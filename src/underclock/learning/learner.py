@@ -111,7 +111,7 @@ class Learner:
         self._held_s = self._lost = 0.0  # since a trial; blocks' worth of time over the budget
         self._random = np.random.default_rng(seed)
         self._least: Ints = np.zeros_like(self._auto)  # of choices, for some blocks
-        self._left, self._barred_until, self._once = 0, 0, False
+        self._left, self._barred_until, self._slow = 0, 0, 0
         self._ones = 0  # clocks that all may share: a lock of all above auto's changes nothing
         self._response: Response | None = None
         self._autos: deque[BlockReading] = deque(maxlen=_REMEMBERED)
@@ -133,11 +133,12 @@ class Learner:
         """
         self.blocks += 1
         self._in_stage += 1
-        # What was tried often is slow by chance, unless it is twice.
+        # What was tried often is slow by chance, unless it is twice; in a trial with auto between.
         if was_left and self.stage in {LearningStage.TRIAL, LearningStage.HELD}:
-            was_left, self._once = self._once, True
-        elif not block.at_auto:
-            self._once = False
+            was_left = self._slow > (self.stage is LearningStage.TRIAL)
+            self._slow = max(self._slow, 1)
+        else:
+            self._slow = 2 * self._slow if block.at_auto else 0
         if self.stage in {LearningStage.AUTO, LearningStage.ONE_CLOCK}:
             self._blocks.append(block)
         block = block.by_segments(self.segments)

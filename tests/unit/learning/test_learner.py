@@ -180,8 +180,8 @@ def test_what_an_earlier_run_held_is_tried_first_and_learned_anew_where_it_saves
     assert not saves or (low, high) == (1500, 1890)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_block_of_a_trial_that_is_slow_once_is_taken_for_chance(times: int) -> None:
+@pytest.mark.parametrize("times", [2, 3])
+def test_blocks_of_a_trial_that_are_slow_once_in_a_row_are_taken_for_chance(times: int) -> None:
     world, learner = World(0.15), Learner(LISTED, budget=0.01)
     learner.held_before = (1800,)
     _learn(world, learner, until=LearningStage.TRIAL)
@@ -190,7 +190,7 @@ def test_a_block_of_a_trial_that_is_slow_once_is_taken_for_chance(times: int) ->
         at_auto = bool(learner.choice[0] < 0)
         learner.ended(replace(slow, at_auto=at_auto), was_left=not at_auto)
         left += not at_auto
-    assert (learner.stage is LearningStage.TRIAL) == (times == 1)
+    assert (learner.stage is LearningStage.TRIAL) == (times == 2)
 
 
 def test_an_hour_later_the_saving_is_measured_anew() -> None:
