@@ -35,6 +35,7 @@ _CHANGES, _MOST_CHANGES = 3, 12  # that say how long one takes
 _HELD_FOR = 2.0  # times what a change takes: shorter stretches get no clock of their own
 _ASSUMED_CHANGE_S = 1e-3, 9e-3  # call and delay, where nothing is set
 _WHOLE = ("step",)
+_PIPELINE = "GPUs are marked at different places, as in a pipeline: all get one clock together"
 _NOTHING = "no clock saves energy within the budget of time: clocks are left to the driver"
 
 
@@ -129,8 +130,8 @@ class JobLearning:
             self._learner.least_s = _HELD_FOR * sum(self.change_s)
         self._held: tuple[int | None, ...] = (None,) * len(kinds)
 
-    def cut(self, gpu: int, places: Sequence[Sequence[object]]) -> None:
-        """Take note of where a GPU's steps are cut; where that differs, they are not."""
+    def cut(self, gpu: int, places: Sequence[Sequence[object]]) -> str:
+        """Take note of where a GPU's steps are cut; where that differs, they are not: say so."""
         self._kinds[gpu] = kinds = tuple(map(kind_of, places))
         if self._planned is not None and len(self._held_before) != len(places):
             planned_mhz = self._planned(places)
@@ -139,6 +140,7 @@ class JobLearning:
         if common != self._cut:
             self._begin(common)
             self._hold()
+        return "" if common == kinds else _PIPELINE
 
     def changed(self, call_s: float, delay_s: float | None) -> None:
         """Take note of what a change took; ``None`` where the power cap keeps clocks lower."""

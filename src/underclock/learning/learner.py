@@ -357,13 +357,11 @@ class Learner:
             return False
         if high >= 0.0:  # it may save nothing
             self.best = None
-        over = time.mean - self.budget
-        if over <= _TOLERATED or self.best is None:
+        if (over := time.mean - self.budget) <= _TOLERATED or self.best is None:
             return True
         self._corrections += 1
         self._margin += over
-        near = self._corrections <= _MOST_CORRECTIONS
-        best = self._mean_best(reach=_REACH) if near else None
+        best = self._mean_best(reach=_REACH) if self._corrections <= _MOST_CORRECTIONS else None
         self.best = self._mean_best(one_clock=True) if best is None else best
         self._pairs.clear()
         self.saving = None

@@ -131,7 +131,7 @@ class GpuController:
                 )
             if places := read_places(self.page.path):
                 self._tell(f"steps are marked at {len(places)} places", at_s)
-                self.policy.discovered(places)
+                self._tell(self.policy.discovered(places), at_s)
                 self.polling.position = self.machine.position
         self.machine.saw(mark, at_s, steps)
         self._expect()

@@ -148,8 +148,7 @@ class DecidingRanks(JobRanks):
         self.next_s = now_s + _LOOK_S
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while True:
-                link = _Link(self._server.accept()[0], now_s)
-                self._links.append(link)
+                self._links.append(_Link(self._server.accept()[0], now_s))
                 if len(self._links) > len(self.job.order.points):
                     self._links.pop().close()
         for link in list(self._links):

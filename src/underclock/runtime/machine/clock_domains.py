@@ -267,8 +267,7 @@ class ClockDomains:
             return math.inf
         if due_s + call_s <= first_s or due_s >= end_s:
             return due_s
-        before_s = first_s - call_s - _MARGIN_S
-        return min(due_s, max(before_s, position.at_s))
+        return min(due_s, max(first_s - call_s - _MARGIN_S, position.at_s))
 
     def _disturbs(self, now_s: float, call_s: float) -> bool:
         """Whether a call now would last into communication, and need not."""

@@ -302,8 +302,7 @@ class Machine:
         return math.inf
 
     def _tell_of_stall(self, at_s: float, still_s: float, verb: str) -> None:
-        words = f"no mark was seen for {still_s:.3g} s: the step {verb} still"
-        self.events.append((at_s, words))
+        self.events.append((at_s, f"no mark was seen for {still_s:.3g} s: the step {verb} still"))
 
     def _enter(self, state: State) -> None:
         self.state = state

@@ -251,7 +251,9 @@ class Position:
         Where steps are not counted, a mark that is not after the last is of the next step.
         """
         mark = word - 1
-        if mark < 0:
+        # Of the same step a mark before the last is its own twice, as where it is evaluated.
+        again = steps is not None and steps == self.counts and 0 < mark < (self.mark or 0)
+        if mark < 0 or again:
             return Seen.NOTHING
         if mark >= len(self._missed):
             return Seen.IMPOSSIBLE

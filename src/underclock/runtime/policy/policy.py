@@ -66,8 +66,10 @@ class Policy:
         """Whether the plan's clocks are what is asked for now."""
         return True
 
-    def discovered(self, places: Sequence[Sequence[object]]) -> None:
-        """Take note of the places that a trainer marks, where no plan names any."""
+    def discovered(self, places: Sequence[Sequence[object]]) -> str:
+        """Take note of the places that a trainer marks; return words for the log, if any."""
+        del places
+        return ""
 
     def passed(self, step: PassedStep) -> str:
         """Take note of a step as soon as it ended; return words for the log, if any."""
@@ -341,13 +343,13 @@ class LearningPolicy(Policy):
         machine.position.always_closely = True
         machine.hold(AUTO)
 
-    def discovered(self, places: Sequence[Sequence[object]]) -> None:
+    def discovered(self, places: Sequence[Sequence[object]]) -> str:
         """Cut steps into pieces from each mark to the next."""
         count = len(places)
         clocks, free = [AUTO] * count, LatencyTable.free()
         self._machine.lay_out(timetable(clocks, free, [_PIECE_S] * count, range(count)))
         self._machine.position.always_closely = True
-        self._job.cut(self._gpu, places)
+        return self._job.cut(self._gpu, places)
 
     def _take(self, core_mhz: Sequence[int | None]) -> None:
         """Hold one clock, or let clocks of pieces follow each other."""

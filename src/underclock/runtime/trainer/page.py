@@ -94,8 +94,7 @@ class Page:
         try:
             # Not a sparse file: on a full disk a mark would find no room.
             os.posix_fallocate(fd, 0, size)
-            body = struct.pack(f"<{len(marks)}I", *marks)
-            os.pwrite(fd, body, _MARKS)
+            os.pwrite(fd, struct.pack(f"<{len(marks)}I", *marks), _MARKS)
             os.pwrite(fd, _HEADER.pack(_MAGIC, VERSION, size, digest, len(marks)), 0)
             return cls(path, fd)
         except BaseException:

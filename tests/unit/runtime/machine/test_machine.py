@@ -225,6 +225,16 @@ def test_whoever_looks_late_knows_how_many_steps_ended(
         assert passed[-1].ended_s / whole == pytest.approx(step_s, rel=1.0 / whole)
 
 
+def test_marks_that_an_evaluation_sets_again_within_a_step_end_none() -> None:
+    machine = Machine(table_of())
+    for step in range(20):
+        words = (1, 2, 5, 3, 4, 6) if step % 5 == 4 else range(1, len(CLOCKS) + 1)
+        for at, word in enumerate(words):
+            machine.saw(word, step * len(CLOCKS) * LAUNCH_S + at * LAUNCH_S, 7 + step)
+    assert machine.position.rounds == 19
+    assert all(step.counted for step in machine.passed())
+
+
 def stand_still(player: Player, power_w: float | None) -> tuple[float, float]:
     """Follow steps at 600 W, then see no mark; return when the last was seen, and until when."""
     lasts_s = usual(player.machine.timetable)

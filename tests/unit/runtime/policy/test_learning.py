@@ -210,7 +210,8 @@ def test_a_stall_is_waited_for_low_where_clocks_come_back_soon_and_no_other_gpu_
 
 def test_gpus_whose_steps_are_cut_otherwise_have_one_clock() -> None:
     job = Job(2, bound=(0.05, 0.9))
-    job.policies[1].discovered([["step", "", 0, 1], ["enter", "tail", 0, 1]])
+    words = job.policies[1].discovered([["step", "", 0, 1], ["enter", "tail", 0, 1]])
+    assert "as in a pipeline" in words
     job.asked_mhz = (None,)
     job._bound = job._bound[:1]  # noqa: SLF001 - steps go on, and are not cut
     _timed(job, 1000)
