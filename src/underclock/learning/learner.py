@@ -161,7 +161,7 @@ class Learner:
         if self._response is not None and self.stage is not LearningStage.HELD:
             self._learn(block)
         if was_left and self.stage in {LearningStage.TRIAL, LearningStage.HELD}:
-            self._pairs.clear()
+            self._pairs, self.saving = [], None  # other clocks are tried from now on
             self._enter(LearningStage.SEGMENTS)
             self.choice = self._auto
             return

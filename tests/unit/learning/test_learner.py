@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats, Ints
+from underclock.core.statistics.verdict import MeanChange
 from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.response import BlockReading, Response
 
@@ -185,12 +186,14 @@ def test_blocks_of_a_trial_that_are_slow_once_in_a_row_are_taken_for_chance(time
     world, learner = World(0.15), Learner(LISTED, budget=0.01)
     learner.held_before = (1800,)
     _learn(world, learner, until=LearningStage.TRIAL)
+    learner.saving = (MeanChange(mean=-0.1, interval=None, repeats=1),) * 2
     slow, left = world.block(np.full(1, 1500.0), at_auto=False), 0
     while left < times:
         at_auto = bool(learner.choice[0] < 0)
         learner.ended(replace(slow, at_auto=at_auto), was_left=not at_auto)
         left += not at_auto
     assert (learner.stage is LearningStage.TRIAL) == (times == 2)
+    assert (learner.saving is None) == (times == 3)
 
 
 def test_an_hour_later_the_saving_is_measured_anew() -> None:
