@@ -23,7 +23,7 @@ from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_cap import coload_moves_clock
 from underclock.core.step.power_capped_step import settled_step
 from underclock.gpus.models import gpu_model
-from underclock.records import ALONE, Pass, SampleSet, Step, Window
+from underclock.records import ALONE, SampleSet, Step, Window
 
 FILES = (
     *("layer-1", "layer-2", "layer-3", "xl-3", "small-3"),
@@ -235,33 +235,6 @@ def _predicted(one: Reached, *, with_auto: bool) -> tuple[str, ...]:
     )
 
 
-def _passes(sets: dict[str, SampleSet], names: Iterable[str]) -> str:
-    """Compare clocks of the passes of a step at auto, as read and as predicted."""
-    rows: list[tuple[str, ...]] = [("file", "pass", "clock read", "predicted", "its time")]
-    for name in names:
-        one = sets[name]
-        real, order = at_auto(one, with_auto=False), np.array(one.order)
-        read = [s.kernel_mhz for s in real.own if s.kernel_mhz]
-        settled = settled_step(real.table, np.full(len(order), real.table.baseline))
-        taken_s = np.bincount(order, settled.time_s)
-        mean_mhz = np.bincount(order, settled.time_s * settled.core_mhz) / taken_s
-        for which in (Pass.FORWARD, Pass.BACKWARD):
-            mine = np.array([kernel.pass_ is which for kernel in one.kernels])
-            weight = real.counts[mine] * real.kernel_s[mine]
-            time = real.table.missed.time * float(taken_s[mine].sum() / weight.sum())
-            seen = [np.average(np.array(mhz)[mine], weights=weight) for mhz in read]
-            rows.append(
-                (
-                    name,
-                    str(which),
-                    f"{' and '.join(f'{mhz:.0f}' for mhz in seen)} MHz",
-                    f"{np.average(mean_mhz[mine], weights=weight):.0f} MHz",
-                    f"{time - 1.0:+.2%}",
-                )
-            )
-    return markdown(rows)
-
-
 def _files(
     sets: dict[str, SampleSet], parts: dict[str, Reached], whole: dict[str, Estimate]
 ) -> str:
@@ -309,13 +282,11 @@ def main() -> None:
         for name, one in sets.items()
         if {s.kernel for s in one.mixed} >= {k.name for k in one.kernels}
     }
-    told = [name for name in whole if any(s.kernel_mhz for s in looks_at_auto(sets[name]))]
     fill(
         "h200/steering",
         {
             "files": _files(sets, parts, whole),
             "predicted": _predictions(parts),
-            "passes": _passes(sets, told),
             "simulated": _simulated(sets),
         },
         repeats="Nothing is drawn: the samples stand beside this page.",

@@ -21,7 +21,7 @@ from underclock.core.model.conditioning import COUPLED
 from underclock.core.model.parameters import Rows
 from underclock.core.model.posterior import Posterior, opposite
 
-_SETTLES = 0.003  # by so much kernels differ in the power at which a loop settles
+_SETTLES = 0.003  # by so much kernels differ in the power at which a loop settles (assumed)
 _STEEPEST = 2.0  # exponent of time with power: half of the power at least follows the speed
 
 
@@ -233,7 +233,7 @@ def as_at_boost(
     return _with_error(dataclasses.replace(posterior, log=log, moves=moves), own, seed=3)
 
 
-_USUAL = 0.03  # deviation of the logarithm of the ratio, before anything was seen
+_USUAL = 0.03  # deviation of the logarithm of the ratio, before anything was seen (assumed)
 _LEAST = 0.005  # of one run's power, besides what co-load leaves unsure: which clock it ran at
 
 

@@ -234,7 +234,8 @@ class Conditioned:
         return log_odds
 
 
-# Usual sizes are those of `Sizes`; their logarithms lie so far around them (standard deviations).
+# Usual sizes are those of `Sizes`; their logarithms are assumed to lie so far around them (standard
+# deviations).
 _SPREADS = {"smooth": 0.7, "shared": 0.7, "row": 1.0, "run": 1.2, "length": 0.25}
 # Physics leaves some per cent over: what may excuse more excuses rows that should move parameters.
 _GREATEST = {"smooth": 0.06, "shared": 0.06}

@@ -170,7 +170,10 @@ class Costs:
     of_setting: Floats | None = None
 
     def variance(self, of_time: float, of_energy: float) -> Floats:
-        """Return the variance of a weighed sum of each entry's logarithms. Shape (K, S)."""
+        """Return the variance of a weighed sum of each entry's logarithms. Shape (K, S).
+
+        What settings have in common (`of_setting`) is not in it.
+        """
         moved = of_time * self.moves[0] + of_energy * self.moves[1]
         variance: Floats = np.einsum("kse,kse->ks", moved, moved)
         return variance

@@ -102,7 +102,8 @@ class Rows(Runs):
 
 
 CORE, DRAM, FIXED, WORK = range(PER_KERNEL)
-# Shared parameters: name, and how far from its start it may be expected, as a logarithm.
+# Shared parameters: name, and how far from its start it may be expected, as a logarithm: assumed,
+# and widened where rows show more (`hierarchical_prior.widening`).
 _NAMED = {  # in the order of `BY_GPU`
     "exponent": 0.6,
     "xbar_floor_mhz": 0.3,
