@@ -460,9 +460,10 @@ def _with_auto(posterior: Posterior) -> Floats:
     time2, power2 = posterior.noise**2
     errors = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
     kernels, settings, columns = posterior.moves.shape[1:]
-    moves = np.zeros((2, kernels, settings + 1, columns))
+    moves = np.empty((2, kernels, settings + 1, columns))
     moves[0, :, :-1] = posterior.moves[0]
-    moves[1, :, :-1] = posterior.moves[0] + posterior.moves[1]
+    np.add(posterior.moves[0], posterior.moves[1], out=moves[1, :, :-1])
+    moves[:, :, -1, : posterior.shared] = 0.0
     drawn = opposite(np.random.default_rng(4), columns - posterior.shared, *errors.shape)
     moves[:, :, -1, posterior.shared :] = errors[..., None] * drawn
     return moves
