@@ -28,8 +28,7 @@ _BLOCK_S, _SETTLING_S = 1.5, 0.5  # the energy counter climbs ten times a second
 _REMEMBERED = 100  # steps at auto
 _FENCE, _LEAST_FENCE = 1.5, 0.01  # of the distance of their quartiles; of the upper one
 _DEAR, _SURE = 2.0, 3.0  # of the budget; standard deviations of a sum of ranks
-_FOLLOWED, _UNFOLLOWED = 0.01, 3  # of a clock; blocks in a row that ran so much faster
-_UNREAD = 10  # blocks in a row in which no clock was read
+_FOLLOWED, _UNFOLLOWED, _UNREAD = 0.01, 3, 10  # of a clock; blocks that ran faster, or were unread
 _BIN_MHZ = 8.0  # half of what core clocks are apart
 _CHANGES, _MOST_CHANGES = 3, 12  # that say how long one takes
 _HELD_FOR = 2.0  # times what a change takes: shorter stretches get no clock of their own
@@ -329,7 +328,7 @@ class JobLearning:
             energy_change=energy.mean,
             energy_interval=energy.interval,
             verdict="",
-            held_mhz=() if learner.best is None else learner.of_pieces(learner.best),
+            held_mhz=() if learner.judged is None else learner.of_pieces(learner.judged),
         )
         return (line,)
 

@@ -82,7 +82,7 @@ class Learner:
         auto_s: Time of a step at auto, lately; an odd block does not move it. ``None`` before any.
         best: The best known choice; ``None`` before one was found, and where a trial did not show
             that it saves.
-        saving: What the trial found of energy and time, once it has.
+        saving: What the last trial found of energy and time, and `judged` of which choice.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class Learner:
         self._auto: Ints = np.full(1, -1)
         self.choice: Ints = self._auto
         self.best: Ints | None = None
+        self.judged: Ints | None = None
         self.saving: tuple[MeanChange, MeanChange] | None = None
         self.blocks = self.trial_steps = self._in_stage = 0
         self.budget = budget
@@ -161,7 +162,7 @@ class Learner:
         if self._response is not None and self.stage is not LearningStage.HELD:
             self._learn(block)
         if was_left and self.stage in {LearningStage.TRIAL, LearningStage.HELD}:
-            self._pairs, self.saving = [], None  # other clocks are tried from now on
+            self._pairs.clear()
             self._enter(LearningStage.SEGMENTS)
             self.choice = self._auto
             return
@@ -275,8 +276,8 @@ class Learner:
             self.choice = self._auto
             return
         reach = _REACH + self._in_stage // _GROWS_EVERY
-        if len(self._auto) == 1:  # at the power limit clocks far apart may cost the same time
-            reach = len(self.core_mhz)
+        if len(self._auto) == 1:
+            reach = len(self.core_mhz)  # at the power limit those far apart may cost the same time
         self.best = self._mean_best(reach=reach)
         if self._is_learned(reach):
             self._enter(LearningStage.TRIAL)
@@ -351,12 +352,12 @@ class Learner:
             return count >= _MOST_PAIRS
         energy = paired_change(energies)
         time = paired_change([(auto.time_s, held.time_s) for auto, held in self._pairs])
-        self.saving = energy, time
+        self.saving, self.judged = (energy, time), self.best
         low, high = energy.interval or (-math.inf, math.inf)
         if 0.5 * (high - low) > _SURE and count < _MOST_PAIRS:
             return False
         if high >= 0.0:  # it may save nothing
-            self.best = None
+            self.best = self.judged = None
         if (over := time.mean - self.budget) <= _TOLERATED or self.best is None:
             return True
         self._corrections += 1

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats, Ints
-from underclock.core.statistics.verdict import MeanChange
 from underclock.learning.learner import Learner, LearningStage
 from underclock.learning.response import BlockReading, Response
 
@@ -186,14 +185,26 @@ def test_blocks_of_a_trial_that_are_slow_once_in_a_row_are_taken_for_chance(time
     world, learner = World(0.15), Learner(LISTED, budget=0.01)
     learner.held_before = (1800,)
     _learn(world, learner, until=LearningStage.TRIAL)
-    learner.saving = (MeanChange(mean=-0.1, interval=None, repeats=1),) * 2
     slow, left = world.block(np.full(1, 1500.0), at_auto=False), 0
     while left < times:
         at_auto = bool(learner.choice[0] < 0)
         learner.ended(replace(slow, at_auto=at_auto), was_left=not at_auto)
         left += not at_auto
     assert (learner.stage is LearningStage.TRIAL) == (times == 2)
-    assert (learner.saving is None) == (times == 3)
+
+
+def test_what_a_trial_found_stays_known_of_its_clocks_while_others_are_tried() -> None:
+    world, learner = World(0.15), Learner(LISTED, budget=0.01)
+    learner.held_before = (1800,)
+    while learner.saving is None:
+        _learn(world, learner, most=learner.blocks + 1)
+    while learner.stage is LearningStage.TRIAL:
+        at_auto = bool(learner.choice[0] < 0)
+        block = world.block(_mhz(learner, learner.choice), at_auto=at_auto)
+        learner.ended(block, was_left=not at_auto)
+    _learn(world, learner, most=20, until=LearningStage.TRIAL)
+    assert learner.judged is not None
+    assert learner.of_pieces(learner.judged) == (1800,)
 
 
 def test_an_hour_later_the_saving_is_measured_anew() -> None:
