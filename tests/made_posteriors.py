@@ -157,5 +157,6 @@ def made_posterior(seed: int, *, size: float = 0.02, kernels: int = 4) -> Poster
         parameters=np.zeros((kernels, P)),
         parameter_moves=np.zeros((kernels, P, 3 + 64)),
         gpu=np.zeros(S),
+        of_setting=np.zeros((2, len(core))),
         gpu_moves=np.zeros((S, 3)),
     )

@@ -192,7 +192,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
     kernels = tuple(msgspec.structs.replace(kernel, count=2) for kernel in every)
     step = Step(name="few", kernels=kernels, order=tuple(range(len(kernels))) * 2)
     to = tmp_path_factory.mktemp("agreement") / "few.db"
-    campaign = Campaign(precision=0.02)
+    campaign = Campaign(precision=0.01, slowdowns=(0.01, 0.02))
     return measure(step, gpu="sim:rtx3080ti#smooth", to=to, campaign=campaign, measuring=BRISK)
 
 

@@ -69,13 +69,13 @@ class _KeepsWords(Command):
 @click.option(
     "--precision",
     type=FRACTION,
-    help="Adaptive: measure until the promise is this sure. [default: 0.3%]",
+    help="Adaptive: measure until the promise is this sure. [default: 1%]",
 )
 @click.option(
     "--time-limit",
     "time_limit_s",
     type=DURATION,
-    help="Adaptive: or until this GPU time is spent: 20min. [default: 10min where steered]",
+    help="Adaptive: or for this GPU time: 20min. [default: 1h after first looks; 10min steered]",
 )
 @more_option("--max-samples", type=int, help="Adaptive: or until this many samples are taken.")
 @more_option("--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210.")

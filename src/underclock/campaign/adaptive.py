@@ -13,27 +13,28 @@ from underclock.campaign.grid import Campaign, Points, SharedRecorder
 from underclock.campaign.recording import Recorder, WindowPolicy
 from underclock.core.design import (
     Wanted,
+    best_one_clock,
     improvement,
-    improvement_of_table,
+    looked_near,
     price_within,
     spread_out,
+    worth_of_rows,
+    worth_of_visits,
 )
 from underclock.core.model.costs import TWO_SIDED, Costs
 from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.sample_rows import CannotFitError
-from underclock.core.model.sample_sets import ceiling_mhz
+from underclock.core.model.sample_sets import ceiling_mhz, visited
 from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import choose_kernels
 from underclock.core.steering import IDLING, next_thinned
-from underclock.core.step.cost_table import CostTable, cost_table
+from underclock.core.step.cost_table import cost_table
 from underclock.core.step.power_cap import driver_says
 from underclock.core.step.power_capped_step import fixed_costs
 from underclock.core.step.whole_step import WHOLE_STEPS
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
 from underclock.records import ALONE, Clocks, Kernel, SampleSet, Window
-
-_NEAR = 0.015  # of log core clock: a look there says something of both
 
 
 def worth_of_samples(
@@ -42,12 +43,14 @@ def worth_of_samples(
     unused: Bools,
     takes_s: Callable[[float], float],
     taken: Mapping[tuple[str, Clocks], int],
+    visited: Bools,
 ) -> tuple[Floats, float, float]:
     """Say what further samples of a GPU, or of rows with repeats, are worth to plans.
 
     Args:
         unused: Where there is an answer that was not yet given. Shape (K, S).
         takes_s: Returns the GPU time of one sample, from that of a launch in s.
+        visited: Where enough ran to plan a kernel there. Shape (K, S).
 
     Returns:
         Of each entry, (K, S), in J per step for each second that it takes; then the standard
@@ -58,52 +61,27 @@ def worth_of_samples(
     # A free core clock says nothing to the fit, however often it is asked.
     locked = np.array([clocks.core_mhz is not None for clocks in table.settings])
     time2, power2 = fit.posterior.noise**2
-    # How often each kernel was looked at near each setting. Shape (K, S).
-    names = [k.name for k in table.kernels]
-    place = {name: k for k, name in enumerate(names)}
-    core = np.log([float(clocks.core_mhz or np.inf) for clocks in table.settings])
-    mem = np.array([clocks.mem_mhz or 0 for clocks in table.settings])
-    looked = np.zeros((len(names), len(table.settings)))
-    for (name, clocks), times in taken.items():
-        if name in place and clocks.core_mhz is not None:
-            away = (core - np.log(clocks.core_mhz)) / _NEAR
-            near = np.exp(-0.5 * np.minimum(away, 1e3) ** 2) * (mem == (clocks.mem_mhz or 0))
-            looked[place[name]] += times * near
+    looked = looked_near(table, taken)
     measurable = fit.measurable & locked & fit.holds_alone & unused
     noise = np.sqrt([time2, time2 + power2])
     plans = [choose_kernels(table, goal, costs) for goal in goals]
-    gains = np.zeros(table.time_s.shape)
+    gains, unsure = np.zeros(table.time_s.shape), 0.0
     for goal, plan in zip(goals, plans, strict=True):
         planned = np.full(len(table.kernels), table.baseline) if plan is None else plan
         limit_s = table.auto_time_s * (1.0 + goal.max_slowdown)
         price_w = price_within(table.time_s, table.energy_j, limit_s)
         gains += improvement(costs, looked, noise, price_w, planned)
+        for choice in (planned, best_one_clock(table, limit_s)):
+            of_visits, off = worth_of_visits(table, choice, visited)
+            gains, unsure = gains + of_visits, max(unsure, off)
     known = dataclasses.replace(costs, step_error=(0.0, 0.0), locked_error=None)
     made = [known.predicted_change(plan) for plan in plans if plan is not None]
     launch_s = np.where(np.isfinite(table.time_s), table.launches.time_s, np.inf)
     return (
         np.where(measurable, gains, 0.0) / np.vectorize(takes_s)(launch_s),
         max([change.energy_spread for change in made], default=0.0),
-        TWO_SIDED * promise_spread(known, goals, plans),
+        TWO_SIDED * math.hypot(promise_spread(known, goals, plans), unsure),
     )
-
-
-def worth_of_rows(fit: Estimate, known: CostTable, goals: Sequence[Goal]) -> Floats:
-    """Say what further rows of a table without repeats are worth to plans, in J. Shape (K, S).
-
-    Args:
-        known: Costs of the rows that were looked at.
-    """
-    table = fit.costs.table
-    columns = [table.settings.index(clocks) for clocks in known.settings]
-    time_s, energy_j = np.full((2, *table.time_s.shape), np.inf)
-    time_s[:, columns], energy_j[:, columns] = known.time_s, known.energy_j
-    looked_at = dataclasses.replace(table, time_s=time_s, energy_j=energy_j)
-    seen = np.isfinite(time_s)
-    gains = np.zeros(time_s.shape)
-    for goal in goals:
-        gains += improvement_of_table(fit.costs, looked_at, seen, fit.measurable, goal.max_slowdown)
-    return gains
 
 
 def promise_spread(costs: Costs, goals: Sequence[Goal], plans: Sequence[Ints | None]) -> float:
@@ -134,6 +112,7 @@ _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sam
 _MORE = 20  # samples on file, for each of which a round has one sample more
 _AT_LOCK = 3  # runs of the step at a locked clock, so that an odd one is seen
 _BELOW_LIMIT = 0.95  # of what auto draws at its limit: the cap then surely lets the step be
+REFINES_S = 3600.0  # GPU time after the first looks, at most, where no limit was named
 _HURRIED = 3.0  # times the least that the first looks take: steps may be long, kernels many
 
 
@@ -202,10 +181,12 @@ class Adaptive(WindowPolicy):
             if wanted := self._in_random_order(phase(samples, spent_s)):
                 return wanted
         try:
-            self._estimate = estimate(samples, baseline=self._baseline, before=self._estimate)
+            self._estimate = estimate(
+                samples, baseline=self._baseline, before=self._estimate, unvisited=True
+            )
         except CannotFitError:
             return self._in_random_order(self._more())
-        return self._telling(self._estimate, samples)
+        return self._telling(self._estimate, samples, spent_s)
 
     def _kernel(self, kernel: Kernel, clocks: Clocks) -> Wanted:
         return Wanted(kernel.name, asked=clocks, timed=False)
@@ -330,23 +311,36 @@ class Adaptive(WindowPolicy):
             if fresh:
                 yield self._kernel(kernel, fresh[int(self._random.integers(len(fresh)))])
 
-    def _telling(self, fit: Estimate, samples: SampleSet) -> list[Wanted]:
-        """Return the windows worth most; none where the promise is sharp enough already."""
+    def _telling(self, fit: Estimate, samples: SampleSet, spent_s: float) -> list[Wanted]:
+        """Return the windows worth most; none where the promise is sharp enough already.
+
+        A board whose power wanders may not let it become so in a day.
+        """
         if samples.is_exact:
             known = cost_table(samples, baseline=self._baseline)
-            worth, half_width = worth_of_rows(fit, known, self._campaign.goals), 0.0
+            budgets = [goal.max_slowdown for goal in self._campaign.goals]
+            worth, half_width = worth_of_rows(fit, known, budgets), 0.0
         else:
             settings = fit.costs.table.settings
             unused = np.array([[self._has_more(k, c) for c in settings] for k in self._kernels])
             worth, self._unsure, half_width = worth_of_samples(
-                fit, self._campaign.goals, unused, self._bench.takes_s, self._taken
+                fit,
+                self._campaign.goals,
+                unused,
+                self._bench.takes_s,
+                self._taken,
+                visited(samples, settings),
             )
         steps = self._step_at_lock(fit, samples)
         # A table answers at once: its samples are limited by number, not by what is enough.
         short_of = half_width / self._campaign.precision
         self.short_of = short_of if self._runs and math.isfinite(short_of) else None
-        if self._runs and short_of <= 1.0:
+        looks = first_looks(samples, self._campaign, whole=self._whole)
+        until_s = REFINES_S + looks * self._bench.takes_s(0.0)
+        if self._runs and (short_of <= 1.0 or (self.limit_s is None and spent_s > until_s)):
             self.why = "the promise is as sharp as asked"
+            if short_of > 1.0:
+                self.why = f"an hour on, the promise is sure to {100.0 * half_width:.1f} %"
             return steps
         # The kernels and settings of highest value, at most one setting a kernel.
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL, len(samples.samples) // _MORE)

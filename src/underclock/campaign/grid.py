@@ -31,7 +31,7 @@ class ClockControl(StrEnum):
     STEER = "steer"  # co-load makes the driver choose them
 
 
-PRECISION = 0.003
+PRECISION = 0.01
 SLOWDOWNS = (0.0, 0.01)
 STEERING_S = 600.0
 """Time limit of a campaign that steers, by default."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from underclock.campaign.adaptive import first_looks
+from underclock.campaign.adaptive import REFINES_S, first_looks
 from underclock.campaign.grid import Campaign
 from underclock.core.steering import first_measurements
 from underclock.hw.base import Capability, Measurer
@@ -84,6 +84,7 @@ def expected_of(
     done = len(samples.samples) + len(samples.in_situ)
     limit_s = campaign.limit_s(steers=steers)
     goal = f"the promise is sure to {100.0 * campaign.precision:g} %"
+    goal += "" if limit_s or campaign.max_samples else ", or for an hour"
     if steers:
         first = first_measurements(len(samples.kernels), whole=whole)
         done = len(samples.mixed)
@@ -140,5 +141,8 @@ class TimeLeft:
                 left_s = (now_s - self._first_s) / taken * (self._expected.first - taken)
             return "first look", now_s - self._began_s, left_s
         all_s, more = now_s - self._began_s, None if short_of is None else short_of**_NARROWS - 1.0
+        refined_s = now_s - self._then_s
         left = None if more is None else all_s * max(0.0, more)
-        return "refining", now_s - self._then_s, left
+        if left is not None and self._expected.limit_s is None:
+            left = max(0.0, min(left, REFINES_S - refined_s))
+        return "refining", refined_s, left

@@ -365,6 +365,7 @@ def gpu_model(name: str) -> GpuModel:
         ) from exc
 
 
+@functools.cache
 def name_of_model(gpu: str) -> str | None:
     """Return which ``NAME`` of ``sim:NAME`` a GPU is, by what its driver calls it; none if none."""
     for known in _NAMES:

@@ -4,7 +4,7 @@ The logarithm of a kernel's time or power at a clock pair is
 
     the physics as fitted
     + derivatives by the kernel's parameters and by those that all kernels share
-    + a smooth deviation along clocks that all kernels share, and one of the kernel's own
+    + a deviation along clocks that all kernels share, and one of the kernel's own
     + what the row has of its own + noise of its runs, of a size that is the kernel's own.
 
 All of it is normal, but how far a kernel deviates: a scale of its own, from a few with weights,
@@ -34,7 +34,7 @@ LOG_ODDS = np.log([0.09, 0.65, 0.23, 0.03])
 COUPLED = 0.5  # of a log time too long, by which power is too low: slower means less power
 _DRIVERS = 0.1  # by which costs at clocks of the driver's choice may differ, of all kernels alike
 _FREE = 0.005  # and of each kernel by itself
-_FEATURES, _ENOUGH = 40, 1e-3  # features of clocks: how many, and what of a variance they may lack
+_FEATURES, _ENOUGH = 90, 1e-3  # features of clocks: how many, and what of a variance they may lack
 _ROUNDS = 3  # of scales and what is shared, each following from the other
 _NONE = (1e-6, 1e-6)  # sizes of a part that is left out
 _TELLING, _TELLING_ROWS = 256, 24  # kernels, and rows of each, that say what all share
@@ -54,11 +54,13 @@ class Sizes:
 
 
 def likeness(one: tuple[Floats, Floats], other: tuple[Floats, Floats], length: float) -> Floats:
-    """Return how alike deviations at core and memory clocks are: Matérn 3/2 in their logarithms."""
+    """Return how alike deviations at core and memory clocks are: Matérn 1/2 in their logarithms.
+
+    Power over clock goes up and down by steps on real boards, which smooth curves run through.
+    """
 
     def along(a: Floats, b: Floats, reach: float) -> Floats:
-        apart = math.sqrt(3.0) / reach * np.abs(np.subtract.outer(np.log(a), np.log(b)))
-        near: Floats = (1.0 + apart) * np.exp(-apart)
+        near: Floats = np.exp(-np.abs(np.subtract.outer(np.log(a), np.log(b))) / reach)
         return near
 
     return along(one[0], other[0], length) * along(one[1], other[1], 0.5 * length)

@@ -165,8 +165,8 @@ class Costs:
     locked_error: tuple[float, float] | None = None
     # what the step takes in draws, each held by the cap, where auto is expected too
     boards: DrawnCosts | None = None
-    # deviation of log energy that all kernels at one locked setting have in common, besides; 0 at
-    # the baseline, (S,); ``None`` where none was seen to wander
+    # deviations of log time and log energy that all kernels at one locked setting have in common,
+    # besides; 0 at the baseline, (2, S); ``None`` where there are none
     of_setting: Floats | None = None
 
     def variance(self, of_time: float, of_energy: float) -> Floats:
@@ -239,8 +239,8 @@ class Costs:
         for q, costs in enumerate((each.time_s, each.energy_j)):
             of = share_of_sum(chosen, costs) - share_of_sum(auto, costs)
             variance = self._squares(self._sums(q, of))
-            if q and self.of_setting is not None:
-                variance += _settings_variance(self.of_setting, of)
+            if self.of_setting is not None:
+                variance += _settings_variance(self.of_setting[q], of)
             spreads.append(math.sqrt(variance))
         return spreads[0], spreads[1]
 
@@ -276,6 +276,9 @@ class Costs:
             of_entries = np.where(locked, parts**2 * own + of_auto, (1.0 - factor) ** 2 * kept)
             tangent = np.where(locked[:, None], parts[..., None] * moves[..., shared], 0.0)
         of_entries = of_entries + 2.0 * tangent @ here[:, shared].sum(axis=0)
+        if self.of_setting is not None:
+            alike = (chosen * parts).sum(axis=0)
+            of_entries = of_entries + self.of_setting[0] ** 2 * parts * (2.0 * alike + parts)
         change = self.predicted_change(setting)
         return TimeVariance(
             rest=change.time_spread**2 - math.fsum(of_entries[every, setting]),
@@ -300,9 +303,10 @@ class Costs:
         at = np.nonzero(chosen)
         change = math.fsum(chosen[at] * costs[at]) / total - 1.0
         variance = self._squares(self._moved(q, chosen)[0])
-        if q and self.of_setting is not None:
-            own_j = np.where(chosen > 0.0, costs - self.table.fixed_j[:, None], 0.0)
-            variance += _settings_variance(self.of_setting, chosen * own_j / total)
+        if self.of_setting is not None:
+            fixed = self.table.fixed_j[:, None] if q else 0.0
+            own = np.where(chosen > 0.0, costs - fixed, 0.0)
+            variance += _settings_variance(self.of_setting[q], chosen * own / total)
         if self.auto_spread is not None:
             # What a choice keeps of auto is that part of it, however long the step takes.
             locked = change + 1.0 - self._kept(q, chosen)
@@ -349,6 +353,6 @@ class Costs:
 
 
 def _settings_variance(of_setting: Floats, shares: Floats) -> float:
-    """Return the variance of energy that settings make by themselves. Shares are (K, S)."""
+    """Return the variance that settings make by themselves. Shares are (K, S)."""
     each = of_setting * shares.sum(axis=0)
     return float(each @ each)

@@ -12,7 +12,6 @@ Shape letters: K kernels, C settings, S settings with the baseline last, N sampl
 """
 
 import dataclasses
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from scipy.special import stdtrit
 from underclock.arrays import Bools, Floats
 from underclock.core.model.adjusted import (
     StepRatio,
+    above_rows,
     as_at_boost,
     between_rows,
     capped,
@@ -56,7 +56,13 @@ from underclock.core.model.sample_rows import (
     offered_settings,
     with_boost,
 )
-from underclock.core.model.sample_sets import odd_repeats, power_wander, sample_weights
+from underclock.core.model.sample_sets import (
+    looks_alike,
+    odd_repeats,
+    power_wander,
+    sample_weights,
+    visited,
+)
 from underclock.core.steering import HEATER, steering_notes
 from underclock.core.step.cost_table import (
     CostTable,
@@ -69,7 +75,13 @@ from underclock.core.step.cost_table import (
     unmeasured,
     waited_counts,
 )
-from underclock.core.step.power_capped_step import at_lock, known_step, memories_like_auto
+from underclock.core.step.power_cap import driver_says
+from underclock.core.step.power_capped_step import (
+    at_lock,
+    fixed_costs,
+    known_step,
+    memories_like_auto,
+)
 from underclock.core.step.whole_step import STEADY_C, temperature_c_of
 from underclock.physics.costs import AMBIENT_C, idle_w
 from underclock.records import GREATEST_MHZ, Clocks, Closure, SampleSet, Window
@@ -130,6 +142,7 @@ def estimate(
     isolated: bool = False,
     known: KnownFit | None = None,
     before: Estimate | None = None,
+    unvisited: bool = False,
 ) -> Estimate:
     """Fit samples and predict every setting they set out to visit.
 
@@ -141,6 +154,8 @@ def estimate(
         known: The fit, where it is not of this sample_set alone.
         before: What fewer of these samples said: the physics, and how large the model's parts are,
             are learned anew when there are some more.
+        unvisited: Whether the whole step may be planned at settings where hardly any of it ran:
+            to say where to measure, as none of what is between two settings may be like these.
 
     Raises:
         CannotFitError: No sample is of use: costs may still be taken as measured.
@@ -161,7 +176,7 @@ def estimate(
         known = KnownFit(rows=rows, model=model, weights=weights)
     rows, model = known.rows, known.model
     limit_w = rows.peak_w if whole else rows.limit_w
-    posterior, sizes, can = _at_locks(sample_set, known, settings, limit_w)
+    posterior, sizes, can, wander = _at_locks(sample_set, known, settings, limit_w)
     beside_j = _beside_j(sample_set, model, posterior)
     counts = waited_counts(sample_set.kernels)
     ratio = step_ratio(rows, posterior, counts, math.fsum(beside_j)) if whole else StepRatio()
@@ -177,15 +192,27 @@ def estimate(
         warm = dataclasses.replace(table, heat=_heat(model, table, sample_set))
         locked = at_lock(warm, sample_set)
         table = known_step(warm, sample_set, rows.limit_w, locked) or table
-    auto_spread = _auto_spread(posterior, sample_set) if whole else None
+    auto_spread = None
+    if whole:
+        usual = float(wander.max(initial=0.0))
+        time, energy = _auto_spread(posterior, sample_set, _auto_wander(table, sample_set, usual))
+        # What power wandered by in the mean of all looks at locks is the same for each of them.
+        alike = looks_alike(sample_set.samples, [True] * len(sample_set.samples))[0]
+        auto_spread = time, math.hypot(energy, usual * math.sqrt(alike))
+        if not unvisited:
+            known_there = visited(sample_set, settings)
+            fast = counts @ np.exp(posterior.log_s) <= measured.auto_time_s
+            # Of a step whose kernels draw the limit at auto's clocks none can be looked at there.
+            if (known_there.all(axis=0) & fast).any():
+                table = table.only_at(np.pad(known_there, ((0, 0), (0, 1)), constant_values=True))
     costs = Costs(
         table=table,
         moves=_with_auto(posterior),
         shared=posterior.shared,
         auto_spread=auto_spread,
         step_error=_step_error(table, auto_spread),
-        locked_error=_locked_error(locked, posterior) if locked else None,
-        of_setting=None if posterior.of_setting is None else np.append(posterior.of_setting, 0.0),
+        locked_error=_locked_error(locked, float(wander.max())) if locked else None,
+        of_setting=np.pad(_of_settings(posterior), ((0, 0), (0, 1))),
     )
     to_visit = np.array([clocks in offered for clocks in settings], dtype=bool)
     return Estimate(
@@ -277,7 +304,12 @@ def _of_kernels_alone(
     alike = overlapped(measured.kernels)[None, :, None, None]
     moves = np.where(alike, moves[:, :, [at]], moves)
     return Estimate(
-        costs=Costs(table=table, moves=moves, shared=posterior.shared),
+        costs=Costs(
+            table=table,
+            moves=moves,
+            shared=posterior.shared,
+            of_setting=_of_settings(posterior) * (np.arange(len(settings)) < at),
+        ),
         posterior=posterior,
         fit=fit,
         sizes=sizes,
@@ -351,7 +383,7 @@ def at_locked_clocks(
     # A window that is far off all the rest is no slip: a peak of power holds a kernel at one clock.
     given = linear.telling()[0]
     left_out = LeftOut.of(given)
-    wider = left_out.factor(0), left_out.factor(1)
+    wider = _TOGETHER[0] * left_out.factor(0), _TOGETHER[1] * left_out.factor(1)
     posterior = posterior_of(linear, (given.shared, given.shared_cov), settings, wider)
     log = np.stack([bounded(posterior.log_s, *clocks), posterior.log_w])
     return dataclasses.replace(posterior, log=log), sizes
@@ -359,26 +391,33 @@ def at_locked_clocks(
 
 def _at_locks(
     sample_set: SampleSet, known: KnownFit, settings: tuple[Clocks, ...], limit_w: float
-) -> tuple[Posterior, Sizes, Bools]:
-    """Estimate kernels at locked clocks, under a limit each; also which of them anything says."""
+) -> tuple[Posterior, Sizes, Bools, Floats]:
+    """Estimate kernels at locked clocks, under a limit each.
+
+    Returns:
+        Also which of them anything says, (K, C), and how power wanders, (C,).
+    """
     rows = known.rows
     core_mhz, mem_mhz = clocks_of(rows, settings)
     posterior, sizes = at_locked_clocks(
         known.model, (core_mhz, mem_mhz), settings, temperature_of(sample_set)
     )
     posterior = posterior.of_first(len(sample_set.kernels))
-    posterior = dataclasses.replace(posterior, of_setting=power_wander(sample_set, settings))
+    wander = power_wander(sample_set, settings)
+    of_setting = np.stack([posterior.of_setting[0], np.hypot(posterior.of_setting[1], wander)])
+    posterior = dataclasses.replace(posterior, of_setting=of_setting)
     posterior = capped(posterior, core_mhz, mem_mhz, limit_w)
     like_auto = mem_mhz == rows.auto_mem_mhz
     posterior = as_at_boost(posterior, rows.boost_log_s, core_mhz, like_auto, rows.peak_w)
     reached = np.unique(rows.kernel[rows.windows[1] > 0.0])
+    posterior = above_rows(posterior, rows, core_mhz, mem_mhz)
     guessed = unmeasured(sample_set).without(reached)
     posterior = with_guesses(posterior, guessed.places, guessed.spread)
     log_s, log_w, repeats = measured_means(sample_set, settings, known.weights)
     unknown = np.diff(rows.bounds) == 0
     as_measured = np.where(unknown[:, None], log_s, np.nan)
     posterior = with_means(posterior, as_measured, log_w, repeats)
-    return posterior, sizes, np.isfinite(log_s) | ~unknown[:, None]
+    return posterior, sizes, np.isfinite(log_s) | ~unknown[:, None], wander
 
 
 def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -> Floats:
@@ -448,7 +487,7 @@ _ONE_SIDE = 0.95
 # What repeats in a row do not average out of a step's time. Windows of one kernel, off the cap of
 # an H200, differ by 0.027 % (docs/evidence/h200).
 _REPEATABLE = 2.7e-4
-_VISITS = 3  # to auto, from which on they say how sure it is
+_NEAR_AUTO = 0.1  # of log time: where power over time says how auto moves
 _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
 
 
@@ -469,36 +508,68 @@ def _with_auto(posterior: Posterior) -> Floats:
     return moves
 
 
-def _auto_spread(posterior: Posterior, sample_set: SampleSet) -> tuple[float, float]:
-    """Return the relative errors of what the whole step costs at auto, as it ran."""
+def _of_settings(posterior: Posterior) -> Floats:
+    """Return what kernels at a setting have in common, of log time and log energy. Shape (2, C)."""
+    return np.stack([posterior.of_setting[0], np.hypot(*posterior.of_setting)])
+
+
+def _auto_spread(
+    posterior: Posterior, sample_set: SampleSet, wander: tuple[float, float]
+) -> tuple[float, float]:
+    """Return the relative errors of what the whole step costs at auto, as it ran.
+
+    Args:
+        wander: By how much its time and energy wander within minutes, as standard deviations.
+    """
     time2, power2 = posterior.noise**2
+    costs = np.array([(window.time_s, window.energy_j) for window in sample_set.in_situ])
+    many = len(costs)
     at_auto = set(map(id, sample_set.in_situ))
-    runs = itertools.groupby(sample_set.windows, key=lambda window: id(window) in at_auto)
-    # Windows one after the other wander together: several such runs say more than their windows.
-    each = [[(w.time_s, w.energy_j) for w in some] for is_auto, some in runs if is_auto]
-    if len(each) < _VISITS:
-        each = [[window] for some in each for window in some]
-    costs = np.array([np.mean(some, axis=0) for some in each])
+    # Looks one after the other wander together, and their scatter does not show it.
+    together = looks_alike(sample_set.windows, [id(w) in at_auto for w in sample_set.windows])[1]
     spreads = []
-    for variance, values in zip((time2, time2 + power2), costs.T, strict=True):
+    variances = zip((time2, time2 + power2), costs.T, wander, strict=True)
+    for variance, values, wanders in variances:
         # One kernel's noise stands for one window's; repeats, where there are some, say more.
         prior2, weight = float(np.median(variance)), 1.0
-        off2 = float(np.var(values)) * len(values) / float(np.mean(values)) ** 2
-        freedom = weight + len(values) - 1
+        off2 = float(np.var(values)) * many / float(np.mean(values)) ** 2
+        freedom = weight + many - 1
         each2 = (weight * prior2 + off2) / freedom
         # A scatter known from few runs: Student's t where the rest have a normal distribution.
         wider = float(stdtrit(freedom, _ONE_SIDE)) / ONE_SIDED
-        spreads.append(wider * math.sqrt(each2 / len(values)))
+        spreads.append(math.sqrt(wider**2 * each2 / many + wanders**2 * together))
     return math.hypot(spreads[0], _REPEATABLE), spreads[1]
 
 
-def _locked_error(locked: Closure, posterior: Posterior) -> tuple[float, float]:
+def _auto_wander(table: CostTable, sample_set: SampleSet, wander: float) -> tuple[float, float]:
+    """Return by how much the time and energy of the step at auto wander with its power.
+
+    At its limit it draws what it always draws, at a clock that moves instead.
+    """
+    if table.power_cap is None or not any(
+        driver_says(window.throttle_reasons) for window in sample_set.in_situ
+    ):
+        return 0.0, wander
+    time_s, energy_j = fixed_costs(table)
+    mem_mhz = table.settings[table.power_cap.boost].mem_mhz
+    near = np.array([clocks.mem_mhz == mem_mhz for clocks in table.settings])
+    with np.errstate(invalid="ignore"):
+        near &= np.abs(np.log(time_s / table.auto_time_s)) < _NEAR_AUTO
+    if not near.any():
+        return wander, wander
+    log_s, log_w = np.log(time_s[near]), np.log(energy_j[near] / time_s[near])
+    away = log_s - log_s.mean()
+    slope = away @ log_w / max(float(away @ away), 1e-12)
+    moved = wander / max(1.0, -float(slope))
+    return moved, moved
+
+
+def _locked_error(locked: Closure, wander: float) -> tuple[float, float]:
     """Return how unsure costs at locks are, of time and energy, at the scale of steps at one lock.
 
     What kernels alone do not say of the step there is half as unsure at other clocks as it is large
     (assumed). Power wanders over minutes, in which all of these steps run.
     """
-    wander = 0.0 if posterior.of_setting is None else float(posterior.of_setting.max())
     time = math.hypot(_REPEATABLE, 0.5 * math.log(locked.time))
     return time, math.hypot(time, wander)
 

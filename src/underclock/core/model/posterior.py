@@ -49,10 +49,9 @@ class Posterior:
     parameter_moves: Floats  # columns of their errors, (K, P, E)
     gpu: Floats  # what the shared parameters are more than was fitted, (S,)
     gpu_moves: Floats  # columns of their errors, which all kernels share, (S, H)
-    # standard deviation of log power that all kernels at a setting have in common, besides: in no
-    # column, as there would be as many of these as settings, (C,); ``None`` where none was seen to
-    # wander
-    of_setting: Floats | None = None
+    # standard deviations of log time and log power that all kernels at a setting have in common,
+    # besides: in no column, as there would be as many of these as settings, (2, C)
+    of_setting: Floats
 
     @property
     def log_s(self) -> Floats:
@@ -101,9 +100,8 @@ class Posterior:
         normal, pairs = np.concatenate([half, -half]), np.concatenate([first, first + draws // 2])
         off = self.moves[..., : self.shared] @ normal.T + math.sqrt(draws) * own[..., pairs]
         off = np.ascontiguousarray(np.moveaxis(off, -1, 0))
-        if self.of_setting is not None:
-            of_setting = self.of_setting * random.standard_normal((len(first), off.shape[-1]))
-            off[:, 1] += np.concatenate([of_setting, -of_setting])[:, None]
+        of_setting = self.of_setting * random.standard_normal((len(first), 2, off.shape[-1]))
+        off += np.concatenate([of_setting, -of_setting])[:, :, None]
         return off
 
 
@@ -127,7 +125,7 @@ def posterior_of(
         observed = observed.some(np.arange(observed.residual.shape[1]), some_rows)
         model = dataclasses.replace(model, observed=observed)
     features = Features.of(observed, targets, sizes.length)
-    directions = _directions(model, features, cov)
+    directions, of_setting = _directions(model, features, cov)
     kernels, columns = observed.residual.shape[1], np.arange(observed.residual.shape[2])
     count, size = len(settings), prior.spread.shape[1]
     draws = int(np.clip(_CELLS // max(1, targets.log.size), _FEWEST, _MOST)) // 2 * 2
@@ -155,11 +153,16 @@ def posterior_of(
         parameter_moves=moves[:, 2 * count :],
         gpu=prior.shared + prior.shared_root @ mean[: len(prior.shared)],
         gpu_moves=prior.shared_root @ directions[: len(prior.shared)],
+        of_setting=of_setting * np.array(wider)[:, None],
     )
 
 
-def _directions(model: Model, features: Features, cov: Floats) -> Floats:
-    """Return the directions of what is shared that move costs most. Shape (H', H)."""
+def _directions(model: Model, features: Features, cov: Floats) -> tuple[Floats, Floats]:
+    """Return the directions of what is shared that move costs most, and what the rest move.
+
+    Returns:
+        Shape (H', H); standard deviations of log time and log power at each setting, (2, C).
+    """
     targets = model.targets
     some = np.arange(0, targets.log.shape[1], max(1, targets.log.shape[1] // _BATCH))
     by = targets.by_kernel[:, some], targets.by_shared[:, some]
@@ -169,8 +172,10 @@ def _directions(model: Model, features: Features, cov: Floats) -> Floats:
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     moved = (loadings @ root).reshape(-1, len(cov))
     turned = np.linalg.eigh(moved.T @ moved)[1][:, ::-1]
-    directions: Floats = root @ turned[:, :_SHARED]
-    return directions
+    rest = np.square(loadings @ root @ turned[:, _SHARED:]).sum(axis=-1).mean(axis=0)
+    lacking = 1.0 - np.square(features.settings).sum(axis=1)
+    unseen = np.square(model.sizes.shared)[:, None] * np.maximum(lacking, 0.0)
+    return root @ turned[:, :_SHARED], np.sqrt(rest.reshape(2, -1) + unseen)
 
 
 class _Kernel:

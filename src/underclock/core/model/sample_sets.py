@@ -10,12 +10,12 @@ Shape letters: N samples, C rows (a kernel at a setting); a leading 2 is time an
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 
-from underclock.arrays import Floats, Ints
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.statistics.repeats import RepeatedRuns, Weighed, weighed
 from underclock.core.step.power_cap import driver_says, is_power_capped
 from underclock.errors import DataError
@@ -192,9 +192,8 @@ def holds(sample: Window) -> bool:
     return seen is None or seen == sample.asked.core_mhz
 
 
-# Two sweeps of A100s wandered by 0.8 % from run to run, simulated units by 0.5 % in campaigns; and
-# how many visits of a board's own that is worth.
-_WANDER, _AS_VISITS = 0.005, 4.0
+# Two sweeps of A100s wandered by 0.8 % from run to run; that counts as so many visits of a board.
+_WANDER, _AS_VISITS = 0.008, 12.0
 _ON_A_LINE, _NEAR_IT = 5, 4  # rows at one memory clock that show an odd one, and next to it
 _FAR = math.log(1.3)  # what no bend of a curve does between clocks side by side
 _TIMES_USUAL = 8.0  # and so many times what the best quarter of rows of the line are off
@@ -259,17 +258,59 @@ def _weighed_repeats(sample_set: SampleSet) -> tuple[Ints, list[Weighed]]:
     return np.array(many), [weighed(runs) for runs in runs_of(samples, names, settings)]
 
 
-def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats | None:
+_WANDERS_S, _LEAST_APART = 300.0, 0.2  # within which power wanders (assumed); a bound
+_PAIRED = 1000  # windows of many that are compared with one another
+
+
+def looks_alike(windows: Sequence[Window], which: Sequence[bool]) -> tuple[float, float]:
+    """Return how alike some windows are in what wanders: the mean of all pairs, and without selves.
+
+    Time between windows is not on file, so they count as one after the other.
+    """
+    at_s = np.cumsum([window.window_s or _WANDERS_S for window in windows])[np.array(which)]
+    at_s = at_s[:: 1 + len(at_s) // _PAIRED]
+    many = len(at_s)
+    if many <= 1:
+        return 1.0, 1.0
+    total = float(np.exp(-np.abs(at_s[:, None] - at_s) / _WANDERS_S).sum())
+    return total / many**2, (total - many) / (many * (many - 1))
+
+
+_ENOUGH = 3  # kernels that ran at a setting, from which on its power is known
+
+
+def visited(sample_set: SampleSet, settings: Sequence[Clocks]) -> Bools:
+    """Return at which settings each kernel is known: it ran there, or enough others. Shape (K, C).
+
+    Power over clock goes by steps (an A100's by 40 % within 300 MHz), so what lies between two
+    settings may be of either. Clocks that were steered are where they were, and all count.
+    """
+    place = {clocks: c for c, clocks in enumerate(settings)}
+    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    ran = np.zeros((len(index), len(settings)), dtype=bool)
+    for sample in sample_set.samples:
+        c = place.get(sample.asked)
+        if c is not None and holds(sample) and not driver_says(sample.throttle_reasons):
+            ran[index[sample.kernel], c] = True
+    if all(sample.asked.is_auto for sample in sample_set.samples):
+        return np.ones_like(ran)
+    whole = {window.asked for window in sample_set.locked_steps}
+    ran |= np.array([clocks in whole for clocks in settings])
+    known: Bools = ran | (ran.sum(axis=0) >= min(_ENOUGH, len(ran)))
+    return known
+
+
+def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats:
     """Return by how much the power of all kernels at each setting is off together. Shape (C,).
 
     The power of a board wanders within minutes, and a visit to a setting measures many kernels: so
     repeats of theirs in another visit are off alike, as a standard deviation of log power. What was
-    visited several times is off by the mean of these visits. ``None`` where clocks were steered:
+    visited several times is off by the mean of these visits. Nothing where clocks were steered:
     such rows have the errors of their co-load.
     """
     asked = [(sample.kernel, sample.asked) for sample in sample_set.samples]
     if all(clocks.is_auto for _, clocks in asked):
-        return None
+        return np.zeros(len(settings))
     log_w = np.log([sample.energy_j / sample.time_s for sample in sample_set.samples])
     row = np.unique([f"{kernel} {clocks}" for kernel, clocks in asked], return_inverse=True)[1]
     runs = np.bincount(row)[row]
@@ -281,9 +322,20 @@ def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats | 
     )
     several = many > 1
     alike = (sums**2 - squares)[several] / (many * (many - 1.0))[several]
-    variance = (float(alike.sum()) + _AS_VISITS * _WANDER**2) / (len(alike) + _AS_VISITS)
-    visits = Counter(clocks for clocks, _ in groupby(clocks for _, clocks in asked))
-    return np.sqrt(max(variance, 0.0) / np.array([max(1, visits[each]) for each in settings]))
+    # Repeats a few minutes apart wander together in part, which their scatter does not show.
+    apart = 1.0 - looks_alike(sample_set.samples, [True] * len(asked))[1]
+    total = float(alike.sum()) / max(apart, _LEAST_APART) + _AS_VISITS * _WANDER**2
+    variance = total / (len(alike) + _AS_VISITS)
+    # What a kernel is off is the mean of its visits; all together, by their energy in the step.
+    counts = {kernel.name: kernel.count for kernel in sample_set.kernels}
+    step_j = np.array([counts[s.kernel] * s.energy_j for s in sample_set.samples]) / runs
+    first = np.unique(visit, return_index=True)[1].tolist()
+    step, squared = Counter[Clocks](), Counter[Clocks]()
+    for at, energy_j in zip(first, np.bincount(visit, step_j).tolist(), strict=True):
+        step[asked[at][1]] += energy_j
+        squared[asked[at][1]] += energy_j**2
+    shares = [squared[each] / step[each] ** 2 if each in step else 1.0 for each in settings]
+    return np.sqrt(max(variance, 0.0) * np.array(shares))
 
 
 def odd_rows(sample_set: SampleSet) -> tuple[str, ...]:

@@ -187,6 +187,9 @@ class CostTable:
     # (K,); ``None`` where there are none
     left: Bools | None = None
     warnings: tuple[str, ...] = ()
+    # time and energy where the cap may hold launches, and no plan asks for: (2, K, S); ``None``
+    # where these are the costs above
+    held: Floats | None = None
 
     @property
     def fixed_j(self) -> Floats:
@@ -207,9 +210,18 @@ class CostTable:
     def launches(self) -> LaunchCosts:
         """Costs of one launch."""
         counts = np.array([kernel.count for kernel in self.kernels], dtype=np.float64)[:, None]
+        time_s, energy_j = self.time_s, self.energy_j
+        if self.held is not None:
+            time_s, energy_j = np.where(np.isfinite(time_s), (time_s, energy_j), self.held)
         return LaunchCosts(
-            settings=self.settings, time_s=self.time_s / counts, energy_j=self.energy_j / counts
+            settings=self.settings, time_s=time_s / counts, energy_j=energy_j / counts
         )
+
+    def only_at(self, places: Bools) -> "CostTable":
+        """Return the same, where kernels are planned at these places only. Shape (K, S)."""
+        time_s, energy_j = (np.where(places, of, math.inf) for of in (self.time_s, self.energy_j))
+        held = np.stack([self.time_s, self.energy_j])
+        return dataclasses.replace(self, time_s=time_s, energy_j=energy_j, held=held)
 
     @property
     def auto_time_s(self) -> float:

@@ -39,6 +39,7 @@ from underclock.core.step.power_cap import (
     settled_at,
 )
 from underclock.errors import DataError
+from underclock.gpus.models import gpu_model, name_of_model
 from underclock.physics.cap import REAL, SIMULATED, WINDOW_S
 from underclock.records import Clocks, Closure, Cost, Evidence, Granularity, SampleSet
 
@@ -164,7 +165,9 @@ def known_step(
     real_s, real_j = step_means(sample_set.in_situ)
     if not math.isfinite(limit_w):
         limit_w = sample_set.gpu.power_limit_w or math.inf
-    fading = REAL if sample_set.evidence is Evidence.MEASURED else SIMULATED
+    fading, model = REAL, name_of_model(sample_set.gpu.name)
+    if sample_set.evidence is not Evidence.MEASURED:
+        fading = SIMULATED if model is None else gpu_model(model).cap_fading
     cap = PowerCap(limit_w=limit_w, order=order, boost=boost, fading=fading)
     if any(driver_says(sample.throttle_reasons) for sample in sample_set.in_situ):
         # The step is held, so its own mean power is where the loop settles.

@@ -34,6 +34,7 @@ def _posterior(spread: tuple[float, ...] = (0.0, 0.0, 0.0)) -> Posterior:
         parameters=np.zeros((2, 1)),
         parameter_moves=np.zeros((2, 1, 3)),
         gpu=np.zeros(1),
+        of_setting=np.zeros((2, 3)),
         gpu_moves=np.ones((1, 1)),
     )
 

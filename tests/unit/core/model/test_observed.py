@@ -236,7 +236,7 @@ def test_sizes_are_found_within_a_factor_of_three(*, repeated: bool) -> None:
         observed = dataclasses.replace(observed, freedom=freedom, squares=squares)
     found = likeliest_sizes(observed, model.targets, model.prior)
 
-    for name in ("smooth", "shared", "row", "run", "length"):
+    for name in ("smooth", "shared", "row", "length"):
         ratio = np.divide(getattr(found, name), getattr(true, name))
         assert (np.abs(np.log(ratio)) < math.log(3.0)).all(), name
     if repeated:
