@@ -48,7 +48,7 @@ def campaign(gpu: str, seed: int) -> SampleSet:
     with strange_gpus(gpu), tempfile.TemporaryDirectory() as folder:
         return underclock.measure(
             _step(),
-            gpu="sim:rtx3080ti",
+            gpu="sim:rtx3080ti#smooth",
             to=Path(folder) / "samples.db",
             campaign=underclock.Campaign(max_samples=_SAMPLES, slowdowns=(BUDGET,)),
             measuring=_BRIEF,

@@ -159,7 +159,13 @@ def board_cells(
         made = planned(samples_of(gpu, board, folder), budget, latency_s)
         arm, course = made.arm(made.chosen), course_of(made)
         one = Cell(gpu=gpu, board=board, budget=budget, latency_s=latency_s)
-        if course and arm.cost and arm.time_interval and arm.energy_interval:
+        if (
+            course
+            and arm.cost
+            and arm.time_interval
+            and arm.energy_interval
+            and not all(c.is_auto for c in course.clocks)
+        ):
             auto, ran = executed(
                 switching(gpu + SMOOTH * kind, latency_s),
                 step,

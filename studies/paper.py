@@ -8,7 +8,7 @@ from itertools import groupby
 
 from pages import fill, markdown
 from underclock.paper.command import number_text
-from underclock.paper.study import PAPERS_GPU, Conditions, Study, basis_of, run_study
+from underclock.paper.study import PAPERS_BOARD, PAPERS_GPU, Conditions, Study, basis_of, run_study
 
 
 def _quoted(studies: Sequence[Study]) -> str:
@@ -35,7 +35,7 @@ def _quoted(studies: Sequence[Study]) -> str:
 
 def main() -> None:
     """Fill the page."""
-    gpus = (PAPERS_GPU, f"{PAPERS_GPU}#paper")
+    gpus = (PAPERS_GPU, PAPERS_BOARD)
     studies = [run_study(Conditions(gpu=gpu)) for gpu in gpus]
     each = list(zip(gpus, studies, strict=True))
     fitted = [f"- `{gpu}`: {study.calibration}" for gpu, study in each]

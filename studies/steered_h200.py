@@ -262,7 +262,7 @@ def _simulated(sets: dict[str, SampleSet]) -> str:
     for name in ("layer-3", "xl-3"):
         one = sets[name]
         kernels = [own[f"{name.split('-')[0]}: {one.kernels[k].name}"] for k in one.order]
-        with open_measurer("sim:h200") as measurer:
+        with open_measurer("sim:h200#smooth") as measurer:
             measurer.warm(kernels)
             run = measurer.measure(kernels)
         time_s = float(np.mean([s.time_s for s in one.in_situ]))

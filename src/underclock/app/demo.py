@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from underclock.campaign.progress import Tally
     from underclock.records import Plan, Validation
 
-_GPU, _REPEATS = "sim:rtx3080ti", 4
+_GPU, _SAMPLES, _REPEATS = "sim:rtx3080ti", 190, 4
 _FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.html")
 
 
@@ -71,13 +71,12 @@ def run_demo(
     A demo that was interrupted goes on: what it had measured is kept.
 
     Args:
-        folder: Made if it is missing.
         max_slowdown: Time budget, as a fraction above auto.
     """
     from underclock import Goal, Step, measure, plan, trace, validate, write_report
+    from underclock.campaign.grid import Campaign
     from underclock.store import check_output, read_document, write_document
 
-    goal = Goal(max_slowdown=max_slowdown)
     make_folder(folder)
     paths = [folder / name for name in _FILES]
     step_file, samples, plan_file, validation_file, page = paths
@@ -92,8 +91,9 @@ def run_demo(
         samples.unlink(missing_ok=True)
         write_document(step_file, step, force=force)
     force |= goes_on
-    sample_set = measure(step, gpu=_GPU, to=samples, seed=seed, progress=progress)
-    made = plan(sample_set, goal, latency="known")
+    campaign = Campaign(max_samples=_SAMPLES, slowdowns=(max_slowdown,))
+    taken = measure(step, gpu=_GPU, to=samples, campaign=campaign, seed=seed, progress=progress)
+    made = plan(taken, Goal(max_slowdown=max_slowdown), latency="known")
     write_document(plan_file, made, force=force)
     validation = validate(
         made, gpu=_GPU, seed=seed, progress=progress, repeats=_REPEATS, only_plan=True

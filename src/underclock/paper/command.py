@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "--gpu",
     "gpus",
     multiple=True,
-    default=["sim:rtx3080ti", "sim:rtx3080ti#paper"],
+    default=["sim:rtx3080ti#smooth", "sim:rtx3080ti#paper"],
     show_default=True,
     metavar="GPU",
     help="A simulated one; more than once for several.",
@@ -34,7 +34,7 @@ def command(*, gpus: tuple[str, ...], grid: str, seed: int, as_json: bool) -> No
     By default on the RTX 3080 Ti whose sweep was published, and on the paper's own board, which is
     fitted to the paper's Table 1. --json has more of the set-up.
 
-    Example: underclock paper --gpu sim:rtx3080ti
+    Example: underclock paper --gpu sim:rtx3080ti#smooth
     """
     from underclock.campaign.grid import Grid
     from underclock.paper.study import Conditions, run_study

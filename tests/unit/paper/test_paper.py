@@ -34,7 +34,7 @@ _MAY_BE_MISSING = ("sacrificed GEMMs:", "memory-lowered GEMMs:", "core-lowered o
 def study() -> Study:
     """Return what ``underclock paper --json`` prints: the study that every test here looks at."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        main(["paper", "--gpu", "sim:rtx3080ti", "--json"])
+        main(["paper", "--gpu", "sim:rtx3080ti#smooth", "--json"])
     return msgspec.json.decode(said.getvalue(), type=Study)
 
 
@@ -54,7 +54,7 @@ def test_the_tables_have_every_group_beside_the_papers(
     study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("underclock.paper.study.run_study", lambda _conditions: study)
-    main(["paper", "--gpu", "sim:rtx3080ti"])
+    main(["paper", "--gpu", "sim:rtx3080ti#smooth"])
     said = capsys.readouterr().out
 
     for words in ("Table 2", "Table 1", "Validation", "kernels (", "-15.64", "simulated"):

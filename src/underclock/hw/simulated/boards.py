@@ -184,7 +184,7 @@ class Unit:
                 leakage=math.exp(LEAKAGE_SPREAD * float(random.standard_normal())),
                 offset_v=VOLTAGE_SPREAD_V * float(random.standard_normal()),
             )
-        if model.smooth or not number:
+        if model.smooth:
             return smooth
         random, core_mhz = np.random.default_rng([*seed, 1]), np.array(model.core_mhz, dtype=float)
         log_power, log_time = band_costs(model.bands, core_mhz, random)

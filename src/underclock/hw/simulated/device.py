@@ -21,7 +21,6 @@ from underclock.hw.simulated.boards import (
 )
 from underclock.hw.simulated.clocks import CAP_TICK_S, Agenda, Locks, PowerLoop, snap
 from underclock.hw.simulated.work import BEYOND_S, FaultKind, LaunchLoop, Neighbour, slowdown, turn
-from underclock.physics.cap import SIMULATED
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import boost_mhz, temperature_after
 from underclock.records import Clocks, ThrottleReason
@@ -87,7 +86,7 @@ class VirtualGpu:
             margin_w=model.cap_margin_w,
             bin_mhz=model.constants.boost_loss_mhz,
             least_mhz=float(model.core_mhz[0]),
-            fading=SIMULATED if self.unit.kind else model.cap_fading,
+            fading=model.cap_fading,
         )
         self._mixed = False  # the power loop never settles: different kernels take turns, mostly
         self._stale = True
