@@ -75,7 +75,7 @@ class _KeepsWords(Command):
     "--time-limit",
     "time_limit_s",
     type=DURATION,
-    help="Adaptive: or for this GPU time: 20min. [default: 1h after first looks; 10min steered]",
+    help="Adaptive: or for this GPU time: 20min. [default: 20min after first looks; 10min steered]",
 )
 @more_option("--max-samples", type=int, help="Adaptive: or until this many samples are taken.")
 @more_option("--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210.")

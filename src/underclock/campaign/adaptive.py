@@ -112,7 +112,7 @@ _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sam
 _MORE = 20  # samples on file, for each of which a round has one sample more
 _AT_LOCK = 3  # runs of the step at a locked clock, so that an odd one is seen
 _BELOW_LIMIT = 0.95  # of what auto draws at its limit: the cap then surely lets the step be
-REFINES_S = 3600.0  # GPU time after the first looks, at most, where no limit was named
+REFINES_S = 1200.0  # GPU time after the first looks, at most, where no limit was named
 _HURRIED = 3.0  # times the least that the first looks take: steps may be long, kernels many
 
 
@@ -340,7 +340,7 @@ class Adaptive(WindowPolicy):
         if self._runs and (short_of <= 1.0 or (self.limit_s is None and spent_s > until_s)):
             self.why = "the promise is as sharp as asked"
             if short_of > 1.0:
-                self.why = f"an hour on, the promise is sure to {100.0 * half_width:.1f} %"
+                self.why = f"20 minutes on, the promise is sure to {100.0 * half_width:.1f} %"
             return steps
         # The kernels and settings of highest value, at most one setting a kernel.
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL, len(samples.samples) // _MORE)

@@ -84,7 +84,7 @@ def expected_of(
     done = len(samples.samples) + len(samples.in_situ)
     limit_s = campaign.limit_s(steers=steers)
     goal = f"the promise is sure to {100.0 * campaign.precision:g} %"
-    goal += "" if limit_s or campaign.max_samples else ", or for an hour"
+    goal += "" if limit_s or campaign.max_samples else ", or for 20 min"
     if steers:
         first = first_measurements(len(samples.kernels), whole=whole)
         done = len(samples.mixed)
