@@ -209,16 +209,16 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
         step,
         gpu="sim:rtx3080ti#smooth",
         to=tmp_path / "s.db",
-        campaign=Campaign(precision=0.01, slowdowns=(0.01,)),
+        campaign=Campaign(precision=0.02, slowdowns=(0.01,)),
         measuring=BRISK,
         progress=told.append,
     )
     assert len(sample_set.in_situ) >= 4
-    assert len(sample_set.samples) < 25 * len(step.kernels)
+    assert len(sample_set.samples) < 40 * len(step.kernels)
     assert told[-2].doing == "the promise is as sharp as asked"
     made = plan(sample_set, Goal(max_slowdown=0.01), latency="free")
     low, high = made.arm(made.chosen).energy_interval or (0.0, 1.0)
-    assert (high - low) / 2 <= 0.0101
+    assert (high - low) / 2 <= 0.0202
     # One kernel is measured again and again, to see what heat does.
     often = Counter((s.kernel, s.asked) for s in sample_set.samples).most_common(1)[0][1]
     assert often >= 2
