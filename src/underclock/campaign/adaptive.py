@@ -337,7 +337,8 @@ class Adaptive(WindowPolicy):
         self.short_of = short_of if self._runs and math.isfinite(short_of) else None
         looks = first_looks(samples, self._campaign, whole=self._whole)
         until_s = REFINES_S + looks * self._bench.takes_s(0.0)
-        if self._runs and (short_of <= 1.0 or (self.limit_s is None and spent_s > until_s)):
+        limited = self.limit_s is not None or self._campaign.max_samples is not None
+        if self._runs and (short_of <= 1.0 or (not limited and spent_s > until_s)):
             self.why = "the promise is as sharp as asked"
             if short_of > 1.0:
                 self.why = f"20 minutes on, the promise is sure to {100.0 * half_width:.1f} %"
