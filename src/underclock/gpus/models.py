@@ -36,6 +36,9 @@ from underclock.units import Domain, name_hint
 _NAMES = ("rtx3080ti", "a4000", "a40", "a100", "titanx", "h200")
 _BOARDS = ("rtx3080ti#paper",)
 SMOOTH = "#smooth"  # after a name: boards that do what equations say, and are one like another
+_POSITIVE = {"exponent", "floor_v", "knee_mhz", "thermal_tau_s", "boost_mhz", "boost_step_c"}
+_ANY_SIGN = {"ambient_c", "boost_knee_c"}
+_CYCLES = ("core_mcycles", "dram_mcycles", "xbar_mcycles", "fixed_s")
 _GREATEST = 1e30  # of a constant: what is computed from a few of them stays finite
 
 
@@ -262,23 +265,25 @@ class GpuModel:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a GPU needs a name")
-        tables = (self.core_mhz, self.mem_mhz, self.constants.mem_points_mhz)
-        for table in tables:
+        constants = self.constants
+        for table in (self.core_mhz, self.mem_mhz, constants.mem_points_mhz):
             if not table or list(table) != sorted(set(table)) or table[0] <= 0:
                 raise ValueError("clock tables must be positive, distinct and ascending")
+        points = constants.mem_points_mhz, constants.mem_points_w, constants.mem_points_efficiency
+        if len({*map(len, points)}) > 1:
+            raise ValueError("every memory point needs a clock, a power and an efficiency")
         default_w, least_w, most_w = self.limit_w
         if not 0 < least_w <= default_w <= most_w:
             raise ValueError(f"a default power limit lies between least and most: {self.limit_w}")
         if not 0 <= self.cap_margin_w < least_w:
             raise ValueError(f"a margin of {self.cap_margin_w} W is no part of {least_w} W")
-        _check_numbers(self.constants, may_be_negative=("ambient_c", "boost_knee_c"))
-        for each in (self.throughput, self.switching, *(own.constants for own in self.own)):
+        of_kernels = (own.constants for own in self.own)
+        for each in (constants, self.throughput, self.switching, *of_kernels):
             if each is not None:
                 _check_numbers(each)
-        if self.peak_w is not None and not self.peak_w > self.limit_w[2]:
-            raise ValueError(
-                f"a peak of {self.peak_w} W is below the greatest power limit, {self.limit_w[2]} W"
-            )
+        if self.peak_w is not None and not self.peak_w > most_w:
+            greatest = f"the greatest power limit, {most_w} W"
+            raise ValueError(f"a peak of {self.peak_w} W is below {greatest}")
 
     def kernel(self, kernel: Kernel) -> KernelConstants:
         """Return a kernel's constants: those of the sweep if it is in it, else from its work.
@@ -368,10 +373,9 @@ def gpu_model(name: str) -> GpuModel:
 @functools.cache
 def name_of_model(gpu: str) -> str | None:
     """Return which ``NAME`` of ``sim:NAME`` a GPU is, by what its driver calls it; none if none."""
-    for known in _NAMES:
-        if gpu_model(known).name.removeprefix("NVIDIA ").endswith(gpu.removeprefix("NVIDIA ")):
-            return known
-    return None
+    models = {gpu_model(known).name.removeprefix("NVIDIA "): known for known in _NAMES}
+    own = gpu.removeprefix("NVIDIA ")
+    return next((known for name, known in models.items() if name.endswith(own)), None)
 
 
 def encode(model: GpuModel) -> str:
@@ -411,17 +415,17 @@ def _check_names(given: Any, known: Any) -> None:  # noqa: ANN401
         list(map(_check_names, given, known))
 
 
-def _check_numbers(
-    constants: GpuConstants | KernelConstants | Throughput | SwitchingModel,
-    may_be_negative: tuple[str, ...] = (),
-) -> None:
+def _check_numbers(constants: GpuConstants | KernelConstants | Throughput | SwitchingModel) -> None:
     """Reject constants that no GPU has: a negative power would have its counter run backwards."""
     for name, value in dataclasses.asdict(constants).items():
-        for number in value if isinstance(value, tuple) else (value,):
-            if not isinstance(number, int | float):
-                continue
-            if not abs(number) < _GREATEST or (number < 0 and name not in may_be_negative):
+        numbers = value if isinstance(value, tuple) else (value,)
+        for number in (each for each in numbers if isinstance(each, int | float)):
+            if not abs(number) < _GREATEST or (number < 0 and name not in _ANY_SIGN):
                 raise ValueError(f"{name} must be finite and not negative, got {number}")
+            if number == 0 and name in _POSITIVE:
+                raise ValueError(f"{name} must be positive, got {number}")
+    if isinstance(constants, KernelConstants) and not any(getattr(constants, n) for n in _CYCLES):
+        raise ValueError("a kernel needs cycles, and none of them negative")
 
 
 _BEGINS_S, _NVLINK_SEND_S, _PCIE_SEND_S = 8.4e-6, 3.4e-6, 5.7e-6
