@@ -164,7 +164,7 @@ def board_cells(
             and arm.cost
             and arm.time_interval
             and arm.energy_interval
-            and not all(c.is_auto for c in course.clocks)
+            and not made.sets_nothing
         ):
             auto, ran = executed(
                 switching(gpu + SMOOTH * kind, latency_s),

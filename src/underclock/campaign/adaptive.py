@@ -29,7 +29,7 @@ from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import choose_kernels
 from underclock.core.steering import IDLING, next_thinned
 from underclock.core.step.cost_table import cost_table
-from underclock.core.step.power_cap import driver_says
+from underclock.core.step.power_cap import driver_says, held_at_auto
 from underclock.core.step.power_capped_step import fixed_costs
 from underclock.core.step.whole_step import WHOLE_STEPS
 from underclock.errors import UsageError
@@ -43,14 +43,14 @@ def worth_of_samples(
     unused: Bools,
     takes_s: Callable[[float], float],
     taken: Mapping[tuple[str, Clocks], int],
-    visited: Bools,
+    known_there: Bools,
 ) -> tuple[Floats, float, float]:
     """Say what further samples of a GPU, or of rows with repeats, are worth to plans.
 
     Args:
         unused: Where there is an answer that was not yet given. Shape (K, S).
         takes_s: Returns the GPU time of one sample, from that of a launch in s.
-        visited: Where enough ran to plan a kernel there. Shape (K, S).
+        known_there: Where enough ran to plan a kernel there. Shape (K, S).
 
     Returns:
         Of each entry, (K, S), in J per step for each second that it takes; then the standard
@@ -72,7 +72,7 @@ def worth_of_samples(
         price_w = price_within(table.time_s, table.energy_j, limit_s)
         gains += improvement(costs, looked, noise, price_w, planned)
         for choice in (planned, best_one_clock(table, limit_s)):
-            of_visits, off = worth_of_visits(table, choice, visited)
+            of_visits, off = worth_of_visits(table, choice, known_there)
             gains, unsure = gains + of_visits, max(unsure, off)
     known = dataclasses.replace(costs, step_error=(0.0, 0.0), locked_error=None)
     made = [known.predicted_change(plan) for plan in plans if plan is not None]
@@ -112,7 +112,6 @@ _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sam
 _MORE = 20  # samples on file, for each of which a round has one sample more
 _AT_LOCK = 3  # runs of the step at a locked clock, so that an odd one is seen
 _BELOW_LIMIT = 0.95  # of what auto draws at its limit: the cap then surely lets the step be
-REFINES_S = 1200.0  # GPU time after the first looks, at most, where no limit was named
 _HURRIED = 3.0  # times the least that the first looks take: steps may be long, kernels many
 
 
@@ -323,25 +322,23 @@ class Adaptive(WindowPolicy):
         else:
             settings = fit.costs.table.settings
             unused = np.array([[self._has_more(k, c) for c in settings] for k in self._kernels])
+            takes_s, known_there = self._bench.takes_s, visited(samples, settings)
             worth, self._unsure, half_width = worth_of_samples(
-                fit,
-                self._campaign.goals,
-                unused,
-                self._bench.takes_s,
-                self._taken,
-                visited(samples, settings),
+                fit, self._campaign.goals, unused, takes_s, self._taken, known_there
             )
         steps = self._step_at_lock(fit, samples)
         # A table answers at once: its samples are limited by number, not by what is enough.
         short_of = half_width / self._campaign.precision
         self.short_of = short_of if self._runs and math.isfinite(short_of) else None
         looks = first_looks(samples, self._campaign, whole=self._whole)
-        until_s = REFINES_S + looks * self._bench.takes_s(0.0)
-        limited = self.limit_s is not None or self._campaign.max_samples is not None
-        if self._runs and (short_of <= 1.0 or (not limited and spent_s > until_s)):
+        until_s = self._campaign.refines_s + looks * self._bench.takes_s(0.0)
+        if self._runs and (short_of <= 1.0 or spent_s > until_s):
             self.why = "the promise is as sharp as asked"
             if short_of > 1.0:
-                self.why = f"20 minutes on, the promise is sure to {100.0 * half_width:.1f} %"
+                minutes = self._campaign.refines_s / 60.0
+                self.why = (
+                    f"{minutes:.0f} minutes on, the promise is sure to {100.0 * half_width:.1f} %"
+                )
             return steps
         # The kernels and settings of highest value, at most one setting a kernel.
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL, len(samples.samples) // _MORE)
@@ -383,7 +380,7 @@ class Adaptive(WindowPolicy):
         """
         ran, table = samples.locked_steps, fit.costs.table
         held = any(driver_says(window.throttle_reasons) is not False for window in ran)
-        at_limit = any(driver_says(window.throttle_reasons) for window in samples.in_situ)
+        at_limit = held_at_auto(samples)
         if not (self._whole and at_limit and table.power_cap) or held or len(ran) >= _AT_LOCK:
             return []
         if ran:

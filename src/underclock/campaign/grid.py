@@ -1,5 +1,6 @@
 """What a campaign measures: the clock pairs of each kernel, and one GPU's share of them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,6 +36,7 @@ PRECISION = 0.01
 SLOWDOWNS = (0.0, 0.01)
 STEERING_S = 600.0
 """Time limit of a campaign that steers, by default."""
+REFINES_S = 1200.0  # GPU time after the first looks, at most, where no limit was named
 _COARSE_STEP_MHZ = 210
 _NEAR = 0.05  # of a planned core clock: how far off the clock pairs beneath and above are
 
@@ -90,8 +92,7 @@ class Campaign:
             raise UsageError(f"the time limit must be positive, got {self.time_limit_s} s")
         if self.max_samples is not None and self.max_samples < 1:
             raise UsageError(f"max_samples must be at least 1, got {self.max_samples}")
-        limited = self.time_limit_s is not None or self.max_samples is not None
-        if self.grid in {Grid.COARSE, Grid.FULL} and limited:
+        if self.grid in {Grid.COARSE, Grid.FULL} and self.is_limited:
             raise UsageError(f"a {self.grid} grid takes no limit: it is measured whole")
         self._check_goals()
         if self.near is not None:
@@ -166,13 +167,22 @@ class Campaign:
         return STEERING_S if steers and self.time_limit_s is None else self.time_limit_s
 
     @property
+    def refines_s(self) -> float:
+        """GPU time after the first looks, at most; infinite where a limit was named."""
+        return math.inf if self.is_limited else REFINES_S
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether time or samples end this campaign."""
+        return self.time_limit_s is not None or self.max_samples is not None
+
+    @property
     def may_adapt(self) -> bool:
         """Whether this campaign is adaptive on a GPU; a table may still be replayed whole."""
         named = bool(self.core_mhz or self.mem_mhz) or self.repeats > 1
-        limited = self.max_samples is not None or self.time_limit_s is not None
         if self.clocks is ClockControl.STEER or self.near is not None:
             return True
-        return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
+        return self.grid is Grid.ADAPTIVE or (self.grid is None and (self.is_limited or not named))
 
     def on(self, measurer: Measurer) -> Grid:
         """Return the grid of this campaign on a measurer."""
@@ -180,12 +190,8 @@ class Campaign:
             return self.grid
         if self.clocks is ClockControl.STEER:
             return Grid.ADAPTIVE
-        limited = self.max_samples is not None or self.time_limit_s is not None
-        return (
-            Grid.ADAPTIVE
-            if self.may_adapt and (Capability.RUN in measurer.capabilities or limited)
-            else Grid.COARSE
-        )
+        able = Capability.RUN in measurer.capabilities or self.is_limited
+        return Grid.ADAPTIVE if self.may_adapt and able else Grid.COARSE
 
 
 def settings_of(measurer: Measurer, campaign: Campaign) -> tuple[Clocks, ...]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from underclock.campaign.adaptive import REFINES_S, first_looks
+from underclock.campaign.adaptive import first_looks
 from underclock.campaign.grid import Campaign
 from underclock.core.steering import first_measurements
 from underclock.hw.base import Capability, Measurer
@@ -30,6 +30,7 @@ class Expected:
     first_s: float  # GPU time of these, and of warming up
     goal: str  # how sure the promise gets after that, in words; empty where these are all
     limit_s: float | None  # of GPU time that a limit leaves; ``None`` without one
+    refines_s: float  # after the first, at most; infinite where a limit was named
 
     def __str__(self) -> str:
         time = format_duration(self.first_s)
@@ -84,7 +85,8 @@ def expected_of(
     done = len(samples.samples) + len(samples.in_situ)
     limit_s = campaign.limit_s(steers=steers)
     goal = f"the promise is sure to {100.0 * campaign.precision:g} %"
-    goal += "" if limit_s or campaign.max_samples else ", or for 20 min"
+    refines_s = math.inf if steers else campaign.refines_s
+    goal += f", or for {format_duration(refines_s)}" if math.isfinite(refines_s) else ""
     if steers:
         first = first_measurements(len(samples.kernels), whole=whole)
         done = len(samples.mixed)
@@ -103,6 +105,7 @@ def expected_of(
         first=left,
         first_s=(warming_s(measuring) if left and not (steers and whole) else 0.0) + left * each_s,
         goal=goal,
+        refines_s=refines_s,
         limit_s=None if limit_s is None else max(0.0, limit_s - spent_s),
     )
 
@@ -143,6 +146,6 @@ class TimeLeft:
         all_s, more = now_s - self._began_s, None if short_of is None else short_of**_NARROWS - 1.0
         refined_s = now_s - self._then_s
         left = None if more is None else all_s * max(0.0, more)
-        if left is not None and self._expected.limit_s is None:
-            left = max(0.0, min(left, REFINES_S - refined_s))
+        if left is not None:
+            left = max(0.0, min(left, self._expected.refines_s - refined_s))
         return "refining", refined_s, left

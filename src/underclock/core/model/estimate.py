@@ -57,6 +57,7 @@ from underclock.core.model.sample_rows import (
     with_boost,
 )
 from underclock.core.model.sample_sets import (
+    looked_at_s,
     looks_alike,
     odd_repeats,
     power_wander,
@@ -75,7 +76,7 @@ from underclock.core.step.cost_table import (
     unmeasured,
     waited_counts,
 )
-from underclock.core.step.power_cap import driver_says
+from underclock.core.step.power_cap import held_at_auto
 from underclock.core.step.power_capped_step import (
     at_lock,
     fixed_costs,
@@ -170,6 +171,7 @@ def estimate(
     settings = with_boost(tuple(c for c in offered if c.core_mhz is not None), sample_set)
     odd: tuple[str, ...] = ()
     locked: Closure | None = None
+    auto_spread: tuple[float, float] | None = None
     if known is None:
         odd = odd_repeats(sample_set)
         rows, model = fit_rows(sample_set, settings, weights)
@@ -192,12 +194,10 @@ def estimate(
         warm = dataclasses.replace(table, heat=_heat(model, table, sample_set))
         locked = at_lock(warm, sample_set)
         table = known_step(warm, sample_set, rows.limit_w, locked) or table
-    auto_spread = None
-    if whole:
         usual = float(wander.max(initial=0.0))
         time, energy = _auto_spread(posterior, sample_set, _auto_wander(table, sample_set, usual))
         # What power wandered by in the mean of all looks at locks is the same for each of them.
-        alike = looks_alike(sample_set.samples, [True] * len(sample_set.samples))[0]
+        alike, _ = looks_alike(looked_at_s(sample_set.samples))
         auto_spread = time, math.hypot(energy, usual * math.sqrt(alike))
         if not unvisited:
             known_there = visited(sample_set, settings)
@@ -525,8 +525,9 @@ def _auto_spread(
     costs = np.array([(window.time_s, window.energy_j) for window in sample_set.in_situ])
     many = len(costs)
     at_auto = set(map(id, sample_set.in_situ))
+    looked = [id(window) in at_auto for window in sample_set.windows]
     # Looks one after the other wander together, and their scatter does not show it.
-    together = looks_alike(sample_set.windows, [id(w) in at_auto for w in sample_set.windows])[1]
+    _, together = looks_alike(looked_at_s(sample_set.windows)[looked])
     spreads = []
     variances = zip((time2, time2 + power2), costs.T, wander, strict=True)
     for variance, values, wanders in variances:
@@ -546,9 +547,7 @@ def _auto_wander(table: CostTable, sample_set: SampleSet, wander: float) -> tupl
 
     At its limit it draws what it always draws, at a clock that moves instead.
     """
-    if table.power_cap is None or not any(
-        driver_says(window.throttle_reasons) for window in sample_set.in_situ
-    ):
+    if table.power_cap is None or not held_at_auto(sample_set):
         return 0.0, wander
     time_s, energy_j = fixed_costs(table)
     mem_mhz = table.settings[table.power_cap.boost].mem_mhz

@@ -262,12 +262,13 @@ _WANDERS_S, _LEAST_APART = 300.0, 0.2  # within which power wanders (assumed); a
 _PAIRED = 1000  # windows of many that are compared with one another
 
 
-def looks_alike(windows: Sequence[Window], which: Sequence[bool]) -> tuple[float, float]:
-    """Return how alike some windows are in what wanders: the mean of all pairs, and without selves.
+def looked_at_s(windows: Sequence[Window]) -> Floats:
+    """Return when each window ended, as if one began where another ends. Shape (N,)."""
+    return np.cumsum([window.window_s or _WANDERS_S for window in windows])
 
-    Time between windows is not on file, so they count as one after the other.
-    """
-    at_s = np.cumsum([window.window_s or _WANDERS_S for window in windows])[np.array(which)]
+
+def looks_alike(at_s: Floats) -> tuple[float, float]:
+    """Return how alike looks at times (N,) are in what wanders: of all pairs, and less selves."""
     at_s = at_s[:: 1 + len(at_s) // _PAIRED]
     many = len(at_s)
     if many <= 1:
@@ -323,7 +324,7 @@ def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats:
     several = many > 1
     alike = (sums**2 - squares)[several] / (many * (many - 1.0))[several]
     # Repeats a few minutes apart wander together in part, which their scatter does not show.
-    apart = 1.0 - looks_alike(sample_set.samples, [True] * len(asked))[1]
+    apart = 1.0 - looks_alike(looked_at_s(sample_set.samples))[1]
     total = float(alike.sum()) / max(apart, _LEAST_APART) + _AS_VISITS * _WANDER**2
     variance = total / (len(alike) + _AS_VISITS)
     # What a kernel is off is the mean of its visits; all together, by their energy in the step.

@@ -25,7 +25,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.physics.cap import SIMULATED, WINDOW_S, Fading
-from underclock.records import Clocks, Mix, ThrottleReason, Window
+from underclock.records import Clocks, Mix, SampleSet, ThrottleReason, Window
 
 _METER_S = 1e-3  # a piece of idling of less reads the clock and does not change it
 HALF_BIN_MHZ = 7.5
@@ -60,6 +60,11 @@ def is_power_capped(samples: Sequence[Window], limit_w: float) -> Bools:
         return np.array([bool(word) for word in said])
     power_w = np.array([sample.energy_j / sample.time_s for sample in samples])
     return draws_limit(power_w, limit_w)
+
+
+def held_at_auto(sample_set: SampleSet) -> bool:
+    """Whether a power limit held the step when it ran whole at auto, by the driver's word."""
+    return any(driver_says(window.throttle_reasons) for window in sample_set.in_situ)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

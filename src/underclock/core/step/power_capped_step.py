@@ -35,6 +35,7 @@ from underclock.core.step.power_cap import (
     PowerCap,
     SettledStep,
     driver_says,
+    held_at_auto,
     settle,
     settled_at,
 )
@@ -169,7 +170,7 @@ def known_step(
     if sample_set.evidence is not Evidence.MEASURED:
         fading = SIMULATED if model is None else gpu_model(model).cap_fading
     cap = PowerCap(limit_w=limit_w, order=order, boost=boost, fading=fading)
-    if any(driver_says(sample.throttle_reasons) for sample in sample_set.in_situ):
+    if held_at_auto(sample_set):
         # The step is held, so its own mean power is where the loop settles.
         cap, settled = settled_at(cap, table.launches, real_j / real_s)
     else:
