@@ -155,10 +155,8 @@ def _costs(
 
 
 def test_what_a_setting_has_of_its_own_averages_out_over_settings_and_not_over_kernels() -> None:
-    costs = dataclasses.replace(_costs(2), moves=np.zeros((2, _K, _S, _SHARED)))
-    costs = dataclasses.replace(
-        costs, of_setting=np.pad(np.full((2, _S - 1), 0.01), ((0, 0), (0, 1)))
-    )
+    own = np.pad(np.full((2, _S - 1), 0.01), ((0, 0), (0, 1)))
+    costs = dataclasses.replace(_costs(2), moves=np.zeros((2, _K, _S, _SHARED)), of_setting=own)
     each = costs.table.energy_j[:, :_K] / costs.table.auto_energy_j
     for picked, off in ((0 * _EVERY, each[:, 0].sum()), (_EVERY, np.hypot.reduce(np.diag(each)))):
         assert costs.predicted_change(picked).energy_spread == pytest.approx(0.01 * off)
