@@ -335,10 +335,7 @@ class Adaptive(WindowPolicy):
         if self._runs and (short_of <= 1.0 or spent_s > until_s):
             self.why = "the promise is as sharp as asked"
             if short_of > 1.0:
-                minutes = self._campaign.refines_s / 60.0
-                self.why = (
-                    f"{minutes:.0f} minutes on, the promise is sure to {100.0 * half_width:.1f} %"
-                )
+                self.why = f"the time is up; the promise is sure to {100.0 * half_width:.1f} %"
             return steps
         # The kernels and settings of highest value, at most one setting a kernel.
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL, len(samples.samples) // _MORE)
