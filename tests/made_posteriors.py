@@ -25,7 +25,7 @@ class Places:
     kernel: Ints
     spot: Ints
     free: Floats
-    features: Floats
+    features: tuple[Floats, Floats]
     by_kernel: Floats
     by_shared: Floats
 
@@ -34,7 +34,6 @@ class Places:
     ) -> Floats:
         """Return the covariance of all of them, (2 N, 2 N); ``shared`` is 1 if that is unknown."""
         same = (self.kernel[:, None] == self.kernel).astype(np.float64)
-        alike = self.features @ self.features.T
         at = (self.spot[:, None] == self.spot) * same
         driven = DRIVERS**2 * np.outer(self.free, self.free)
         root = prior.shared_root @ prior.shared_root.T
@@ -45,6 +44,7 @@ class Places:
                 cov[q, :, r] += same * ((by[q] * spread2) @ by[r].T)
                 cov[q, :, r] += shared * (self.by_shared[q] @ root @ self.by_shared[r].T)
         for q in (0, 1):
+            alike = self.features[q] @ self.features[q].T
             own = (
                 sizes.smooth[q] ** 2 * alike
                 + np.diag(sizes.row[q] ** 2 + FREED_S**2 * self.free) @ at
@@ -122,13 +122,15 @@ def places_of(model: Model, features: Features) -> tuple[Places, Ints, Bools]:
             [of_rows.reshape(2, kernels * rows, -1), of_entries.reshape(2, kernels * spots, -1)], 1
         )
 
+    of_time, of_power = (
+        np.concatenate([rows.reshape(kernels * rows.shape[1], -1), np.tile(settings, (kernels, 1))])
+        for rows, settings in zip(features.rows, features.settings, strict=True)
+    )
     places = Places(
         kernel=np.concatenate([np.repeat(np.arange(kernels), n) for n in (rows, spots)]),
         spot=np.concatenate([spot.ravel(), np.tile(np.arange(spots), kernels)]),
         free=np.concatenate([observed.free.ravel(), np.tile(targets.free, kernels)]).astype(float),
-        features=np.concatenate(
-            [features.rows.reshape(kernels * rows, -1), np.tile(features.settings, (kernels, 1))]
-        ),
+        features=(of_time, of_power),
         by_kernel=side_by_side(observed.by_kernel, targets.by_kernel),
         by_shared=side_by_side(observed.by_shared, targets.by_shared),
     )

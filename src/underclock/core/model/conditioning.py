@@ -34,7 +34,8 @@ LOG_ODDS = np.log([0.09, 0.65, 0.23, 0.03])
 COUPLED = 0.5  # of a log time too long, by which power is too low: slower means less power
 _DRIVERS = 0.1  # by which costs at clocks of the driver's choice may differ, of all kernels alike
 _FREE = 0.005  # and of each kernel by itself
-_FEATURES, _ENOUGH = 90, 1e-3  # features of clocks: how many, and what of a variance they may lack
+# Features of clocks: how many for time and for power, and what of a variance they may lack.
+_FEATURES, _ENOUGH = (40, 90), 1e-3
 _ROUNDS = 3  # of scales and what is shared, each following from the other
 _NONE = (1e-6, 1e-6)  # sizes of a part that is left out
 _TELLING, _TELLING_ROWS = 256, 24  # kernels, and rows of each, that say what all share
@@ -53,44 +54,62 @@ class Sizes:
     length: float = 0.3
 
 
-def likeness(one: tuple[Floats, Floats], other: tuple[Floats, Floats], length: float) -> Floats:
-    """Return how alike deviations at core and memory clocks are: Matérn 1/2 in their logarithms.
+def _smooth(apart: Floats) -> Floats:
+    """Matérn 3/2, which time over clock follows."""
+    near: Floats = (1.0 + math.sqrt(3.0) * apart) * np.exp(-math.sqrt(3.0) * apart)
+    return near
 
-    Power over clock goes up and down by steps on real boards, which smooth curves run through.
-    """
 
-    def along(a: Floats, b: Floats, reach: float) -> Floats:
-        near: Floats = np.exp(-np.abs(np.subtract.outer(np.log(a), np.log(b))) / reach)
-        return near
+def _rough(apart: Floats) -> Floats:
+    """Matérn 1/2: on real boards power goes by steps, which smooth curves run through."""
+    near: Floats = np.exp(-apart)
+    return near
 
-    return along(one[0], other[0], length) * along(one[1], other[1], 0.5 * length)
+
+LIKENESS = (_smooth, _rough)
+"""How alike deviations of time and of power are at clocks so many lengths apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
     """Clocks as features: deviations at two of them covary as their features' product."""
 
-    settings: Floats  # (C, M)
-    rows: Floats  # (K, n, M)
+    settings: tuple[Floats, Floats]  # of time and of power, (C, M)
+    rows: tuple[Floats, Floats]  # (K, n, M)
 
     @classmethod
     def of(cls, observed: Observed, targets: Targets, length: float) -> "Features":
-        """Find features by a pivoted Cholesky decomposition over the settings."""
-        points = targets.core_mhz, targets.mem_mhz
-        lacking, found = np.ones(len(targets.free)), np.zeros((len(targets.free), 0))
-        pivots: list[int] = []
-        while len(pivots) < min(_FEATURES, len(lacking)) and lacking.max() > _ENOUGH:
-            at = int(lacking.argmax())
-            pivots.append(at)
-            column = likeness(points, (points[0][[at]], points[1][[at]]), length)[:, 0]
-            column = (column - found @ found[at]) / math.sqrt(lacking[at])
-            found = np.column_stack([found, column])
-            lacking = np.maximum(lacking - column**2, 0.0)
-        marks = points[0][pivots], points[1][pivots]
-        rows = observed.core_mhz.ravel(), observed.mem_mhz.ravel()
-        of_rows = np.linalg.solve(found[pivots], likeness(marks, rows, length)).T
-        of_rows = of_rows.reshape(*observed.core_mhz.shape, -1)
-        return cls(found, np.asarray(of_rows, dtype=np.float64))
+        """Find features by pivoted Cholesky decompositions over the settings."""
+        places = np.log(targets.core_mhz) / length, np.log(targets.mem_mhz) / (0.5 * length)
+        rows = (
+            np.log(observed.core_mhz.ravel()) / length,
+            np.log(observed.mem_mhz.ravel()) / (0.5 * length),
+        )
+        of_settings, of_rows = [], []
+        for likeness, most in zip(LIKENESS, _FEATURES, strict=True):
+            lacking, found = np.ones(len(targets.free)), np.zeros((len(targets.free), 0))
+            pivots: list[int] = []
+            while len(pivots) < min(most, len(lacking)) and lacking.max() > _ENOUGH:
+                at = int(lacking.argmax())
+                pivots.append(at)
+                column = np.ones(len(lacking))
+                for each in places:
+                    column = column * likeness(np.abs(each - each[at]))
+                column = (column - found @ found[at]) / math.sqrt(lacking[at])
+                found = np.column_stack([found, column])
+                lacking = np.maximum(lacking - column**2, 0.0)
+            across = np.ones((len(pivots), rows[0].size))
+            for each, of_row in zip(places, rows, strict=True):
+                across = across * likeness(np.abs(np.subtract.outer(each[pivots], of_row)))
+            of_rows.append(np.linalg.solve(found[pivots], across).T)
+            of_settings.append(found)
+        shape = observed.core_mhz.shape
+        time, power = (each.reshape(*shape, -1) for each in of_rows)
+        return cls((of_settings[0], of_settings[1]), (time, power))
+
+    def of_kernels(self, kernels: Ints) -> "Features":
+        """Return those of some kernels' rows."""
+        return Features(self.settings, (self.rows[0][kernels], self.rows[1][kernels]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +123,7 @@ class Loadings:
     def of(
         cls,
         by: tuple[Floats, Floats],
-        features: Floats,
+        features: tuple[Floats, Floats],
         free: Floats,
         sizes: Sizes,
         prior: ParameterPrior,
@@ -113,16 +132,16 @@ class Loadings:
 
         Args:
             by: Derivatives by the kernel's and by shared parameters. (2, K, m, P), (2, K, m, S).
-            features: Of clocks. Shape (K or 1, m, M).
+            features: Of clocks, for time and for power. Shapes (K or 1, m, M).
             free: 1 where the driver chooses the clock. Shape (K or 1, m).
         """
         by_kernel, by_shared = by
         kernels, places = by_kernel.shape[1:3]
-        time, power = (size * features for size in sizes.shared)
+        time, power = (size * of for size, of in zip(sizes.shared, features, strict=True))
         drivers = _DRIVERS * free[..., None]
         none = np.zeros((1, 1, 1))
         parts = (
-            (by_shared[0] @ prior.shared_root, time, none * time, drivers, 0.0 * drivers),
+            (by_shared[0] @ prior.shared_root, time, none * power, drivers, 0.0 * drivers),
             (by_shared[1] @ prior.shared_root, -COUPLED * time, power, 0.0 * drivers, drivers),
         )
         shared = [
@@ -153,7 +172,7 @@ class Conditioned:
     """Rows of some kernels under every scale, and what all kernels share."""
 
     loadings: Loadings  # of the rows
-    features: Floats  # of the rows' clocks, (K, n, M)
+    features: tuple[Floats, Floats]  # of the rows' clocks, of time and of power, (K, n, M)
     noise: Floats  # variance of each quantity's mean, (K, L, q)
     inverse: Floats  # of the covariance of a kernel's quantities, (K, L, q, q)
     log_det: Floats  # of what that is the inverse of, (K, L)
@@ -173,10 +192,11 @@ class Conditioned:
         by = observed.by_kernel, observed.by_shared
         loadings = Loadings.of(by, features.rows, free, sizes, prior)
         real = np.concatenate([observed.real[0], observed.real[1]], axis=1)
-        alike = features.rows @ features.rows.swapaxes(1, 2)
         time, power = (
-            size**2 * alike + own[..., None] * np.eye(alike.shape[1])
-            for size, own in zip(sizes.smooth, own_variance(sizes, free), strict=True)
+            size**2 * of @ of.swapaxes(1, 2) + own[..., None] * np.eye(of.shape[1])
+            for size, of, own in zip(
+                sizes.smooth, features.rows, own_variance(sizes, free), strict=True
+            )
         )
         runs = observed.noise(np.array(sizes.run))[..., None] ** 2
         noise = runs / np.maximum(observed.windows, 1e-9)

@@ -134,8 +134,8 @@ def posterior_of(
     random = np.random.default_rng(count)
     for first in range(0, kernels, _BATCH):
         some = np.arange(first, min(first + _BATCH, kernels))
-        part = Features(features.settings, features.rows[some])
-        given = Conditioned.of(observed.some(some, columns), part, prior.of(some), sizes)
+        part, rows = features.of_kernels(some), observed.some(some, columns)
+        given = Conditioned.of(rows, part, prior.of(some), sizes)
         given = given.about(mean, cov)
         for k in some.tolist():
             kernel = _Kernel(model, features.settings, k)
@@ -167,13 +167,14 @@ def _directions(model: Model, features: Features, cov: Floats) -> tuple[Floats, 
     some = np.arange(0, targets.log.shape[1], max(1, targets.log.shape[1] // _BATCH))
     by = targets.by_kernel[:, some], targets.by_shared[:, some]
     free, prior = targets.free.astype(np.float64)[None], model.prior.of(some)
-    loadings = Loadings.of(by, features.settings[None], free, model.sizes, prior).shared
+    time, power = features.settings
+    loadings = Loadings.of(by, (time[None], power[None]), free, model.sizes, prior).shared
     values, vectors = np.linalg.eigh(0.5 * (cov + cov.T))
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     moved = (loadings @ root).reshape(-1, len(cov))
     turned = np.linalg.eigh(moved.T @ moved)[1][:, ::-1]
     rest = np.square(loadings @ root @ turned[:, _SHARED:]).sum(axis=-1).mean(axis=0)
-    lacking = 1.0 - np.square(features.settings).sum(axis=1)
+    lacking = np.stack([1.0 - np.square(each).sum(axis=1) for each in features.settings])
     unseen = np.square(model.sizes.shared)[:, None] * np.maximum(lacking, 0.0)
     return root @ turned[:, :_SHARED], np.sqrt(rest.reshape(2, -1) + unseen)
 
@@ -182,14 +183,15 @@ class _Kernel:
     """A kernel's entries, times before powers, and its parameters after them: 2 C + P in all.
 
     Args:
-        features: Of the settings' clocks. Shape (C, M).
+        features: Of the settings' clocks, for time and for power. Shapes (C, M).
     """
 
-    def __init__(self, model: Model, features: Floats, kernel: int) -> None:
+    def __init__(self, model: Model, features: tuple[Floats, Floats], kernel: int) -> None:
         observed, targets, prior = model.observed, model.targets, model.prior.of(np.array([kernel]))
         by = targets.by_kernel[:, [kernel]], targets.by_shared[:, [kernel]]
         free = targets.free.astype(np.float64)
-        loadings = Loadings.of(by, features[None], free[None], model.sizes, prior)
+        here = features[0][None], features[1][None]
+        loadings = Loadings.of(by, here, free[None], model.sizes, prior)
         size = prior.spread.shape[1]
         parameters = np.diag(prior.spread[0])
         raw, physics = (np.concatenate([each[0, 0], each[1, 0]]) for each in by)
@@ -218,11 +220,13 @@ class _Kernel:
             k: Which kernel of those that ``given`` is of.
         """
         real = np.flatnonzero(given.real[k])
-        rows, by_rows = given.features[k], given.loadings.kernel[k][real]
+        by_rows = given.loadings.kernel[k][real]
         # Entries and rows at the same place have its own part in common.
         time, power = (
-            size**2 * self._features @ rows.T + own[:, None] * self._at.T
-            for size, own in zip(self._sizes.smooth, self._own, strict=True)
+            size**2 * here @ there[k].T + own[:, None] * self._at.T
+            for size, here, there, own in zip(
+                self._sizes.smooth, self._features, given.features, self._own, strict=True
+            )
         )
         smooth = np.zeros((len(self._expected), len(real)))
         smooth[: 2 * len(time)] = coupled(time, power)[:, real]
@@ -255,10 +259,11 @@ class _Kernel:
         self, scales: Floats, given: Conditioned, k: int, random: np.random.Generator
     ) -> tuple[Floats, Floats]:
         """Draw what is the kernel's own before rows: of entries, (D, 2 C + P), of rows, (D, q)."""
-        draws, here, there = len(scales), self._features, given.features[k]
+        draws = len(scales)
         parameters = random.standard_normal((draws, self._by_kernel.shape[1]))
         entries, rows = [], []
         for q in (0, 1):
+            here, there = self._features[q], given.features[q][k]
             weights = self._sizes.smooth[q] * random.standard_normal((draws, here.shape[1]))
             places = np.sqrt(self._own[q]) * random.standard_normal((draws, len(here)))
             apart = np.sqrt(self._rows_own[q]) * random.standard_normal((draws, len(there)))
