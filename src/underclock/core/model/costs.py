@@ -16,6 +16,7 @@ draws; a leading 2 is time and energy.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ class TimeVariance:
     of_entries: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Costs:
     """Costs of a step with the errors of all entries together."""
 
@@ -257,25 +258,19 @@ class Costs:
         chosen[every, setting] = 1.0
         here, factor = self._moved(0, chosen)
         parts = np.where(np.isfinite(table.time_s), table.time_s, 0.0) / table.auto_time_s
-        moves, shared = self.moves[0], slice(self.shared)
         auto = factor * parts[:, [table.baseline]]
         # Kernel by kernel: a setting's own error less that of auto, which it is compared with.
-        own = np.einsum("kse,kse->ks", moves[..., self.shared :], moves[..., self.shared :])
-        to_auto = np.einsum(
-            "kse,ke->ks", moves[..., self.shared :], moves[:, table.baseline, self.shared :]
-        )
+        own, to_auto = self._own_times
         of_auto = auto**2 * own[:, [table.baseline]]
+        moves = parts * (self.moves[0, ..., : self.shared] @ here[:, : self.shared].sum(axis=0))
         if self.auto_spread is None:
             of_entries = parts**2 * own - 2.0 * parts * auto * to_auto + of_auto
-            tangent = parts[..., None] * moves[..., shared] - (
-                auto[..., None] * moves[:, [table.baseline], shared]
-            )
+            of_entries += 2.0 * (moves - factor * moves[:, [table.baseline]])
         else:
             locked = np.arange(len(table.settings)) != table.baseline
             kept = parts[:, [table.baseline]] ** 2 * own[:, [table.baseline]]
-            of_entries = np.where(locked, parts**2 * own + of_auto, (1.0 - factor) ** 2 * kept)
-            tangent = np.where(locked[:, None], parts[..., None] * moves[..., shared], 0.0)
-        of_entries = of_entries + 2.0 * tangent @ here[:, shared].sum(axis=0)
+            of_locked = parts**2 * own + of_auto + 2.0 * moves
+            of_entries = np.where(locked, of_locked, (1.0 - factor) ** 2 * kept)
         if self.of_setting is not None:
             alike = (chosen * parts).sum(axis=0)
             of_entries = of_entries + self.of_setting[0] ** 2 * parts * (2.0 * alike + parts)
@@ -284,6 +279,13 @@ class Costs:
             rest=change.time_spread**2 - math.fsum(of_entries[every, setting]),
             of_entries=of_entries,
         )
+
+    @functools.cached_property
+    def _own_times(self) -> tuple[Floats, Floats]:
+        """Variance of what log times are off by themselves, and covariance with auto's. (K, S)."""
+        own = self.moves[0, ..., self.shared :]
+        auto = own[:, self.table.baseline]
+        return np.einsum("kse,kse->ks", own, own), np.einsum("kse,ke->ks", own, auto)
 
     def hangs_on(self, setting: Ints) -> Floats:
         """Return the variance of energy saved that errors of each kernel alone make. Shape (K,).

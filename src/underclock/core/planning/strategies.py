@@ -90,8 +90,19 @@ def one_clock_only(compared: ComparedStrategies) -> ComparedStrategies:
 
 def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel | None) -> Ints | None:
     """Return the setting of each kernel under a budget they keep together; nearly the best."""
-    _, settings = solve_strategies(table, goal, risk, Effort.QUICK)
-    return settings.get(Strategy.KERNEL_GLOBAL)
+    found = None
+    for granularity in (Granularity.STEP, Granularity.KERNEL):
+        task = Task(
+            groups=grouped(table, granularity),
+            aggregate=Aggregate.GLOBAL,
+            goal=dataclasses.replace(goal, granularity=granularity),
+            max_slowdown=goal.max_slowdown,
+        )
+        freer = best_choice(table, task, risk, Effort.QUICK)
+        if freer is not None:
+            freer = dataclasses.replace(freer, setting=as_neighbours(table, freer.setting))
+        found = _at_least(table, goal, risk, freer, [] if found is None else [found.setting])
+    return None if found is None else found.setting
 
 
 def solve_strategies(
