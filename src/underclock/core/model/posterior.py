@@ -172,11 +172,12 @@ def _directions(model: Model, features: Features, cov: Floats) -> tuple[Floats, 
     values, vectors = np.linalg.eigh(0.5 * (cov + cov.T))
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     moved = (loadings @ root).reshape(-1, len(cov))
-    turned = np.linalg.eigh(moved.T @ moved)[1][:, ::-1]
-    rest = np.square(loadings @ root @ turned[:, _SHARED:]).sum(axis=-1).mean(axis=0)
+    kept = np.linalg.eigh(moved.T @ moved)[1][:, : -_SHARED - 1 : -1]
+    rest = np.square(moved).sum(axis=1) - np.square(moved @ kept).sum(axis=1)
+    rest = np.maximum(rest.reshape(len(some), -1).mean(axis=0), 0.0)
     lacking = np.stack([1.0 - np.square(each).sum(axis=1) for each in features.settings])
     unseen = np.square(model.sizes.shared)[:, None] * np.maximum(lacking, 0.0)
-    return root @ turned[:, :_SHARED], np.sqrt(rest.reshape(2, -1) + unseen)
+    return root @ kept, np.sqrt(rest.reshape(2, -1) + unseen)
 
 
 class _Kernel:
