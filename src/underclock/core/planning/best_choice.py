@@ -275,7 +275,15 @@ def best_choice(
         return held_candidate(table, task.groups, least, found[0])
 
     together = task.aggregate is Aggregate.GLOBAL
-    candidate = within_confidence(goal.max_slowdown, within, risk, TOLERANCE, priced=together)
+    freely = together and goal.granularity is Granularity.KERNEL
+    candidate = within_confidence(
+        goal.max_slowdown,
+        within,
+        risk,
+        TOLERANCE,
+        priced=together,
+        table=table if freely else None,
+    )
     if together and any(_is_held(table, task, each) for each in seen):
         held = within_confidence(goal.max_slowdown, below, risk, TOLERANCE)
         # The better of a choice made without a cap and one made below it, as they settle.

@@ -15,6 +15,9 @@ solver then leaves what is unsure, and pays in time for what it takes (an aim of
 the same to all). Any choice that keeps the budget with a margin keeps it without one, so the
 solver's own bound at the whole budget says how far the best such choice can be.
 
+Prices are tangents, and what is chosen by them may overrun the budget by little. So kernels of such
+choices go back to clocks that keep it, until all together do.
+
 Shape letters: K kernels, S settings.
 """
 
@@ -27,6 +30,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.costs import ONE_SIDED, PredictedChange, TimeVariance
+from underclock.core.step.cost_table import CostTable
 from underclock.records import Status
 
 BUDGETS = (0.0, 0.005, 0.01, 0.02, 0.05)
@@ -39,6 +43,7 @@ _FARTHEST = 0.05  # of auto's time: an aim so far below one that overran is low 
 _WORTH = 2e-4  # of auto's energy: margins that cost less are not worth a price
 _WIDTHS = (1.0, 0.3, 0.1, 0.03)  # of the deviation of the choice made without a price
 _TURNS = 3  # of choosing and setting the width to what was chosen
+_TAKEN_IN_PART = 6  # choices that overrun the budget, those first that do by least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,7 @@ class _Search:
         # with what it changes.
         self.free: tuple[Candidate, PredictedChange] | None = None
         self.best: tuple[Candidate, PredictedChange] | None = None
+        self.overran: list[tuple[Candidate, PredictedChange]] = []
 
     def by_aim(self) -> None:
         """Lower the aim of the whole until it and the margin add up to the budget."""
@@ -137,8 +143,7 @@ class _Search:
         here, change = self.free
         spread = change.time_spread
         for share in _WIDTHS:
-            # What confidence costs, as a part of auto's energy.
-            if self.best and self.best[1].energy_change - self.free[1].energy_change <= _WORTH:
+            if not self._margin_costs():
                 return
             width = share * spread
             for _ in range(_TURNS):
@@ -147,6 +152,49 @@ class _Search:
                 if candidate is None or (candidate.setting == here.setting).all():
                     break
                 here, width = candidate, self._met(candidate).time_spread
+
+    def in_part(self, table: CostTable) -> None:
+        """Take of choices that overrun the budget what it allows, kernel by kernel.
+
+        Kernels go back to what keeps the budget, those first that save least for what they are late
+        by and unsure of; then those that fit after all are taken again.
+        """
+        every = np.arange(len(table.kernels))
+        if self.best is None:
+            self._keeps(np.full(len(every), table.baseline))
+        found: list[Ints] = []
+        for over, change in sorted(self.overran, key=lambda each: self._late(each[1])):
+            if self.best is None or not self._margin_costs() or len(found) == _TAKEN_IN_PART:
+                return
+            kept, taken = self.best[0].setting, over.setting
+            worse = change.energy_change >= self.best[1].energy_change
+            if worse or any((taken == each).all() for each in found):
+                continue
+            found.append(taken)
+            saved_j = table.energy_j[every, kept] - table.energy_j[every, taken]
+            late = (table.time_s[every, taken] - table.time_s[every, kept]) / table.auto_time_s
+            parts = self.risk.time_variance(taken)
+            if parts is not None and change.time_spread > 0.0:
+                more = parts.of_entries[every, taken] - parts.of_entries[every, kept]
+                late += 0.5 * ONE_SIDED / change.time_spread * more
+            back = np.flatnonzero((kept != taken) & (late > 0.0))
+            mixed, dropped = taken.copy(), list[int]()
+            for k in back[np.argsort(saved_j[back] / late[back])].tolist():
+                mixed[k] = kept[k]
+                dropped.append(k)
+                if self._keeps(mixed):
+                    break
+            else:
+                mixed = kept.copy()
+            for k in reversed(dropped):
+                again = mixed.copy()
+                again[k] = taken[k]
+                if saved_j[k] > 0.0 and self._keeps(again):
+                    mixed = again
+
+    def _keeps(self, setting: Ints) -> bool:
+        candidate = Candidate(setting=setting, status=Status.BOUNDED, gap=None)
+        return self._late(self._met(candidate)) <= _SMALL
 
     def proven(self) -> Candidate | None:
         """Return the best choice, and how far it can be from the best that keeps the budget."""
@@ -164,12 +212,21 @@ class _Search:
         change = self.risk.predicted_change(candidate.setting)
         if self.free is None:
             self.free = candidate, change
-        late = change.time_change + room(change.time_spread, self.tolerance) - self.budget
-        if late <= _SMALL and (
-            self.best is None or change.energy_change < self.best[1].energy_change
-        ):
+        if self._late(change) > _SMALL:
+            self.overran.append((candidate, change))
+        elif self.best is None or change.energy_change < self.best[1].energy_change:
             self.best = candidate, change
         return change
+
+    def _late(self, change: PredictedChange) -> float:
+        """Return by how much a choice with its margin overruns the budget."""
+        return change.time_change + room(change.time_spread, self.tolerance) - self.budget
+
+    def _margin_costs(self) -> bool:
+        """Whether what confidence costs, as a part of auto's energy, is worth a search."""
+        if self.best is None or self.free is None:
+            return True
+        return self.best[1].energy_change - self.free[1].energy_change > _WORTH
 
     def _priced(self, setting: Ints, width: float) -> Aim | None:
         """Return the aim at which variance is priced at a width, around a choice."""
@@ -191,6 +248,7 @@ def within_confidence(
     tolerance: float = 0.0,
     *,
     priced: bool = True,
+    table: CostTable | None = None,
 ) -> Candidate | None:
     """Choose so that a time budget holds with 95 % confidence.
 
@@ -198,6 +256,7 @@ def within_confidence(
         risk: How sure costs are; ``None`` takes them as certain, and the first choice as it is.
         tolerance: To what the budget is kept, as a fraction of auto.
         priced: Whether prices of kernels add up, as they do where a budget is kept together.
+        table: Costs of the kernels, where each may have clocks of its own.
 
     Returns:
         Of the choices that keep the budget the one of least energy; ``None`` where none does.
@@ -208,4 +267,6 @@ def within_confidence(
     search.by_aim()
     if priced:
         search.by_price()
+    if table is not None:
+        search.in_part(table)
     return search.proven()
