@@ -54,20 +54,23 @@ class Sizes:
     length: float = 0.3
 
 
-def _smooth(apart: Floats) -> Floats:
-    """Matérn 3/2, which time over clock follows."""
-    near: Floats = (1.0 + math.sqrt(3.0) * apart) * np.exp(-math.sqrt(3.0) * apart)
-    return near
+def likeness(
+    one: tuple[Floats, Floats], other: tuple[Floats, Floats], length: float, *, smooth: bool
+) -> Floats:
+    """Return how alike deviations at core and memory clocks are, in their logarithms.
 
+    Those of time are smooth, Matérn 3/2. Those of power are Matérn 1/2: on real boards power over
+    clock goes up and down by steps, which smooth curves run through.
+    """
 
-def _rough(apart: Floats) -> Floats:
-    """Matérn 1/2: on real boards power goes by steps, which smooth curves run through."""
-    near: Floats = np.exp(-apart)
-    return near
+    def along(a: Floats, b: Floats, reach: float) -> Floats:
+        apart = np.abs(np.subtract.outer(np.log(a), np.log(b))) / reach
+        if not smooth:
+            return np.asarray(np.exp(-apart), dtype=np.float64)
+        near: Floats = (1.0 + math.sqrt(3.0) * apart) * np.exp(-math.sqrt(3.0) * apart)
+        return near
 
-
-LIKENESS = (_smooth, _rough)
-"""How alike deviations of time and of power are at clocks so many lengths apart."""
+    return along(one[0], other[0], length) * along(one[1], other[1], 0.5 * length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +83,25 @@ class Features:
     @classmethod
     def of(cls, observed: Observed, targets: Targets, length: float) -> "Features":
         """Find features by pivoted Cholesky decompositions over the settings."""
-        places = np.log(targets.core_mhz) / length, np.log(targets.mem_mhz) / (0.5 * length)
-        rows = (
-            np.log(observed.core_mhz.ravel()) / length,
-            np.log(observed.mem_mhz.ravel()) / (0.5 * length),
-        )
-        of_settings, of_rows = [], []
-        for likeness, most in zip(LIKENESS, _FEATURES, strict=True):
+        points = targets.core_mhz, targets.mem_mhz
+        rows = observed.core_mhz.ravel(), observed.mem_mhz.ravel()
+        both = []
+        for smooth, most in zip((True, False), _FEATURES, strict=True):
             lacking, found = np.ones(len(targets.free)), np.zeros((len(targets.free), 0))
             pivots: list[int] = []
             while len(pivots) < min(most, len(lacking)) and lacking.max() > _ENOUGH:
                 at = int(lacking.argmax())
                 pivots.append(at)
-                column = np.ones(len(lacking))
-                for each in places:
-                    column = column * likeness(np.abs(each - each[at]))
+                here = points[0][[at]], points[1][[at]]
+                column = likeness(points, here, length, smooth=smooth)[:, 0]
                 column = (column - found @ found[at]) / math.sqrt(lacking[at])
                 found = np.column_stack([found, column])
                 lacking = np.maximum(lacking - column**2, 0.0)
-            across = np.ones((len(pivots), rows[0].size))
-            for each, of_row in zip(places, rows, strict=True):
-                across = across * likeness(np.abs(np.subtract.outer(each[pivots], of_row)))
-            of_rows.append(np.linalg.solve(found[pivots], across).T)
-            of_settings.append(found)
-        shape = observed.core_mhz.shape
-        time, power = (each.reshape(*shape, -1) for each in of_rows)
-        return cls((of_settings[0], of_settings[1]), (time, power))
-
-    def of_kernels(self, kernels: Ints) -> "Features":
-        """Return those of some kernels' rows."""
-        return Features(self.settings, (self.rows[0][kernels], self.rows[1][kernels]))
+            marks = points[0][pivots], points[1][pivots]
+            of_rows = np.linalg.solve(found[pivots], likeness(marks, rows, length, smooth=smooth))
+            both.append((found, of_rows.T.reshape(*observed.core_mhz.shape, -1)))
+        (time, time_rows), (power, power_rows) = both
+        return cls((time, power), (time_rows, power_rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,8 +134,8 @@ def posterior_of(
     random = np.random.default_rng(count)
     for first in range(0, kernels, _BATCH):
         some = np.arange(first, min(first + _BATCH, kernels))
-        part, rows = features.of_kernels(some), observed.some(some, columns)
-        given = Conditioned.of(rows, part, prior.of(some), sizes)
+        part = Features(features.settings, (features.rows[0][some], features.rows[1][some]))
+        given = Conditioned.of(observed.some(some, columns), part, prior.of(some), sizes)
         given = given.about(mean, cov)
         for k in some.tolist():
             kernel = _Kernel(model, features.settings, k)
