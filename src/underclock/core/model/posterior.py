@@ -28,9 +28,9 @@ from underclock.core.model.conditioning import (
 from underclock.core.model.observed import evenly, is_at
 from underclock.records import Clocks
 
-_SHARED = 16  # columns of what all kernels share
+_SHARED = 16, 64  # columns of what all kernels share, at least and at most
 _MOST, _FEWEST = 256, 32  # draws
-_CELLS = 2**23  # kernels times settings times draws, twice: bounds the memory
+_CELLS = 2**23  # kernels times settings times columns or draws, twice: bounds the memory
 _RELEVANT = 1e-4  # odds of a scale that is worth a prediction
 _BATCH = 128  # kernels, conditioned at once
 _MANY, _ROWS_OF_MANY = 512, 24  # kernels, from which on so many rows of each are enough
@@ -172,7 +172,8 @@ def _directions(model: Model, features: Features, cov: Floats) -> tuple[Floats, 
     values, vectors = np.linalg.eigh(0.5 * (cov + cov.T))
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     moved = (loadings @ root).reshape(-1, len(cov))
-    kept = np.linalg.eigh(moved.T @ moved)[1][:, : -_SHARED - 1 : -1]
+    columns = int(np.clip(_CELLS // max(1, targets.log.size), *_SHARED))
+    kept = np.linalg.eigh(moved.T @ moved)[1][:, : -columns - 1 : -1]
     rest = np.square(moved).sum(axis=1) - np.square(moved @ kept).sum(axis=1)
     rest = np.maximum(rest.reshape(len(some), -1).mean(axis=0), 0.0)
     lacking = np.stack([1.0 - np.square(each).sum(axis=1) for each in features.settings])
