@@ -27,7 +27,6 @@ from underclock.core.planning.capped_choice import (
     is_held,
 )
 from underclock.core.planning.chance_constraint import (
-    BUDGETS,
     Aim,
     Candidate,
     RiskModel,
@@ -275,14 +274,9 @@ def best_choice(
         return held_candidate(table, task.groups, least, found[0])
 
     together = task.aggregate is Aggregate.GLOBAL
-    freely = together and goal.granularity is Granularity.KERNEL
+    parts = (table, task.groups) if together else None
     candidate = within_confidence(
-        goal.max_slowdown,
-        within,
-        risk,
-        TOLERANCE,
-        priced=together,
-        table=table if freely else None,
+        goal.max_slowdown, within, risk, TOLERANCE, priced=together, parts=parts
     )
     if together and any(_is_held(table, task, each) for each in seen):
         held = within_confidence(goal.max_slowdown, below, risk, TOLERANCE)
@@ -307,29 +301,6 @@ def best_choice(
         auto = task.groups.spread(np.full(len(task.groups.time_s), table.baseline))
         return Candidate(setting=auto, status=Status.OPTIMAL, gap=0.0)
     return candidate
-
-
-def within_less(
-    table: CostTable, task: Task, risk: RiskModel | None, effort: Effort = Effort.PLAN
-) -> list[Ints]:
-    """Return choices within stricter budgets: they keep this one too.
-
-    A search that has to be confident may miss them. Settings of each kernel. Shapes (K,).
-    """
-    if risk is None or task.goal.objective is not Objective.WASTE:
-        return []
-    found = [
-        within_confidence(
-            budget,
-            lambda aim: _free(table, task.aimed(table, aim), effort),
-            risk,
-            TOLERANCE,
-            priced=task.aggregate is Aggregate.GLOBAL,
-        )
-        for budget in BUDGETS
-        if budget < task.goal.max_slowdown
-    ]
-    return [candidate.setting for candidate in found if candidate is not None]
 
 
 def keeps(table: CostTable, goal: Goal, risk: RiskModel | None, setting: Ints) -> bool:

@@ -15,7 +15,7 @@ solver then leaves what is unsure, and pays in time for what it takes (an aim of
 the same to all). Any choice that keeps the budget with a margin keeps it without one, so the
 solver's own bound at the whole budget says how far the best such choice can be.
 
-Prices are tangents, and what is chosen by them may overrun the budget by little. So kernels of such
+Prices are tangents, and what is chosen by them may overrun the budget by little. So groups of such
 choices go back to clocks that keep it, until all together do.
 
 Shape letters: K kernels, S settings.
@@ -31,10 +31,9 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.model.costs import ONE_SIDED, PredictedChange, TimeVariance
 from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_capped_step import Grouped
 from underclock.records import Status
 
-BUDGETS = (0.0, 0.005, 0.01, 0.02, 0.05)
-"""What is found within one of these is a candidate within every greater one."""
 _ROUNDS = 8
 _SMALL = 1e-6  # of auto's time
 _PROVEN = 1e-9  # of what is minimised: what rounding leaves
@@ -153,43 +152,44 @@ class _Search:
                     break
                 here, width = candidate, self._met(candidate).time_spread
 
-    def in_part(self, table: CostTable) -> None:
-        """Take of choices that overrun the budget what it allows, kernel by kernel.
+    def in_part(self, table: CostTable, groups: Grouped) -> None:
+        """Take of choices that overrun the budget what it allows, group by group.
 
-        Kernels go back to what keeps the budget, those first that save least for what they are late
+        Groups go back to what keeps the budget, those first that save least for what they are late
         by and unsure of; then those that fit after all are taken again.
         """
-        every = np.arange(len(table.kernels))
+        every, member = np.unique(groups.member, return_index=True)
         if self.best is None:
-            self._keeps(np.full(len(every), table.baseline))
+            self._keeps(np.full(len(groups.member), table.baseline))
         found: list[Ints] = []
         for over, change in sorted(self.overran, key=lambda each: self._late(each[1])):
             if self.best is None or not self._margin_costs() or len(found) == _TAKEN_IN_PART:
                 return
-            kept, taken = self.best[0].setting, over.setting
+            kept, taken = self.best[0].setting[member], over.setting[member]
             worse = change.energy_change >= self.best[1].energy_change
             if worse or any((taken == each).all() for each in found):
                 continue
             found.append(taken)
-            saved_j = table.energy_j[every, kept] - table.energy_j[every, taken]
-            late = (table.time_s[every, taken] - table.time_s[every, kept]) / table.auto_time_s
-            parts = self.risk.time_variance(taken)
+            saved_j = groups.energy_j[every, kept] - groups.energy_j[every, taken]
+            late = (groups.time_s[every, taken] - groups.time_s[every, kept]) / table.auto_time_s
+            parts = self.risk.time_variance(over.setting)
             if parts is not None and change.time_spread > 0.0:
-                more = parts.of_entries[every, taken] - parts.of_entries[every, kept]
+                of_entries = groups.added(parts.of_entries)
+                more = of_entries[every, taken] - of_entries[every, kept]
                 late += 0.5 * ONE_SIDED / change.time_spread * more
             back = np.flatnonzero((kept != taken) & (late > 0.0))
             mixed, dropped = taken.copy(), list[int]()
-            for k in back[np.argsort(saved_j[back] / late[back])].tolist():
-                mixed[k] = kept[k]
-                dropped.append(k)
-                if self._keeps(mixed):
+            for g in back[np.argsort(saved_j[back] / late[back])].tolist():
+                mixed[g] = kept[g]
+                dropped.append(g)
+                if self._keeps(groups.spread(mixed)):
                     break
             else:
                 mixed = kept.copy()
-            for k in reversed(dropped):
+            for g in reversed(dropped):
                 again = mixed.copy()
-                again[k] = taken[k]
-                if saved_j[k] > 0.0 and self._keeps(again):
+                again[g] = taken[g]
+                if saved_j[g] > 0.0 and self._keeps(groups.spread(again)):
                     mixed = again
 
     def _keeps(self, setting: Ints) -> bool:
@@ -248,7 +248,7 @@ def within_confidence(
     tolerance: float = 0.0,
     *,
     priced: bool = True,
-    table: CostTable | None = None,
+    parts: tuple[CostTable, Grouped] | None = None,
 ) -> Candidate | None:
     """Choose so that a time budget holds with 95 % confidence.
 
@@ -256,7 +256,7 @@ def within_confidence(
         risk: How sure costs are; ``None`` takes them as certain, and the first choice as it is.
         tolerance: To what the budget is kept, as a fraction of auto.
         priced: Whether prices of kernels add up, as they do where a budget is kept together.
-        table: Costs of the kernels, where each may have clocks of its own.
+        parts: Costs, and the groups of kernels that may have clocks of their own.
 
     Returns:
         Of the choices that keep the budget the one of least energy; ``None`` where none does.
@@ -267,6 +267,6 @@ def within_confidence(
     search.by_aim()
     if priced:
         search.by_price()
-    if table is not None:
-        search.in_part(table)
+    if parts is not None:
+        search.in_part(*parts)
     return search.proven()

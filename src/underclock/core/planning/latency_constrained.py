@@ -16,7 +16,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints, turned
 from underclock.core.model.costs import ONE_SIDED, PredictedChange
 from underclock.core.planning.best_choice import with_intervals
-from underclock.core.planning.chance_constraint import BUDGETS, RiskModel, room
+from underclock.core.planning.chance_constraint import RiskModel, room
 from underclock.core.planning.clock_changes import WORTH, Rules, misses, sequence_problem
 from underclock.core.solvers import (
     Effort,
@@ -43,6 +43,8 @@ from underclock.records.latencies import LatencyTable
 _ROUNDS, _FEW_ROUNDS = 4, 1  # of aims below the time budget; where only candidates are wanted
 LATENCIES_S = (1e-3, 6e-3, 20e-3, 0.15)
 """Latencies whose schedules are candidates at shorter ones."""
+BUDGETS = (0.0, 0.005, 0.01, 0.02, 0.05)
+"""Time budgets whose schedules are candidates within greater ones."""
 _SMALL = 1e-6  # of auto's time
 _LITTLE = 2e-4  # of auto's time: so much of the budget may be left
 

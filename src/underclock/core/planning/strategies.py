@@ -24,7 +24,6 @@ from underclock.core.planning.best_choice import (
     choice_cost,
     keeps,
     with_intervals,
-    within_less,
 )
 from underclock.core.planning.chance_constraint import Candidate, RiskModel
 from underclock.core.solvers import Effort, Problem, subsampled, supported
@@ -145,7 +144,6 @@ def solve_strategies(
         elif strategy is Strategy.PASS and goal.aggregate is Aggregate.GLOBAL:
             less_free = (Strategy.BEST_FIXED,)
         stricter = [settings[each] for each in less_free if each in settings]
-        stricter += within_less(table, task, risk, effort)
         if granularity is Granularity.KERNEL and table.left is not None:
             stricter = [np.where(table.left, table.baseline, each) for each in stricter]
         found = _at_least(table, goal, risk, found, stricter)

@@ -17,7 +17,8 @@ from underclock.core.planning.chance_constraint import (
     within_confidence,
 )
 from underclock.core.step.cost_table import CostTable
-from underclock.records import AUTO, Clocks, Kernel, Status
+from underclock.core.step.power_capped_step import grouped
+from underclock.records import AUTO, Clocks, Granularity, Kernel, Status
 
 
 def changed(time: float, energy: float, spread: float) -> PredictedChange:
@@ -168,8 +169,9 @@ def test_what_a_budget_allows_of_choices_that_overrun_it_is_taken() -> None:
     for seed in range(20):
         menu = Menu.drawn(seed, kernels=7, settings=3, at_setting=2e-5)
         for in_part in lost:
-            table = menu.table if in_part else None
-            kept = within_confidence(menu.budget, menu.choose, menu, table=table)
+            table = menu.table
+            parts = (table, grouped(table, Granularity.KERNEL)) if in_part else None
+            kept = within_confidence(menu.budget, menu.choose, menu, parts=parts)
             reached = 0.0
             if kept is not None:
                 assert menu.keeps(kept.setting)

@@ -15,7 +15,7 @@ from drawn_costs import cost_tables
 from underclock.arrays import Ints
 from underclock.core.model.costs import ONE_SIDED, PredictedChange
 from underclock.core.planning.best_choice import Goal, choices
-from underclock.core.planning.chance_constraint import BUDGETS
+from underclock.core.planning.latency_constrained import BUDGETS
 from underclock.core.planning.strategies import (
     ComparedStrategies,
     choose_kernels,
