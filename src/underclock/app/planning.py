@@ -12,11 +12,7 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import odd_rows
 from underclock.core.planning.best_choice import Goal, choices
-from underclock.core.planning.strategies import (
-    ComparedStrategies,
-    compare_strategies,
-    one_clock_only,
-)
+from underclock.core.planning.strategies import ComparedStrategies, compare_strategies
 from underclock.core.step.cost_table import CostTable, cost_table
 from underclock.core.step.whole_step import (
     WHOLE,
@@ -122,9 +118,8 @@ def decided(
     switching: Switching | None,
 ) -> Plan:
     """Choose clocks where it is known what everything costs; `risk` is None where that is sure."""
-    compared = compare_strategies(table, goal, risk)
-    if is_only_whole(sample_set):
-        compared = one_clock_only(compared)
+    only = (Strategy.BEST_FIXED,) if is_only_whole(sample_set) else tuple(Strategy)
+    compared = compare_strategies(table, goal, risk, only)
     if goal.chosen not in compared.settings:
         raise InfeasibleError(
             f"no choice of clocks changes time by {format_percent(goal.max_slowdown)} or less",

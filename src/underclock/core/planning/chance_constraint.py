@@ -3,20 +3,16 @@
 The expected time is within the budget. A verdict allows for a tenth of a point, for the time of a
 step is measured no better; within that the budget holds with 95 % confidence.
 
-What a choice of clocks does to the time is known with an error, so a choice whose expected time
-just meets the budget overruns it as often as not. The solver is therefore given an aim below the
-budget, such that the aim and the margin of the choice made for it add up to the budget. The margin
-depends on the choice, so the aim is found by iteration.
+What a choice of clocks does to the time is known with an error. So the solver is given an aim below
+the budget, such that the aim and the margin of the choice made for it add up to the budget: by
+iteration, as the margin depends on the choice.
 
 A lower aim makes every kernel a little faster, and leaves in the plan the kernels whose costs are
 unsure. So where the margin costs anything, variance is priced: a deviation s is the least of
-(s² + w²) / 2w over all widths w, and at a fixed width variances of kernels add up, as times do. The
-solver then leaves what is unsure, and pays in time for what it takes (an aim of less time would do
-the same to all). Any choice that keeps the budget with a margin keeps it without one, so the
-solver's own bound at the whole budget says how far the best such choice can be.
-
-Prices are tangents, and what is chosen by them may overrun the budget by little. So groups of such
-choices go back to clocks that keep it, until all together do.
+(s² + w²) / 2w over all widths w, and at a fixed width variances of kernels add up, as times do.
+Prices are tangents, and what is chosen by them may overrun the budget by little: groups of such
+choices go back to clocks that keep it, until all together do. Any choice that keeps the budget with
+a margin keeps it without one, so the solver's own bound at the whole budget bounds the best one.
 
 Shape letters: K kernels, S settings.
 """

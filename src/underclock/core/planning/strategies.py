@@ -45,10 +45,13 @@ class ComparedStrategies:
 
 
 def compare_strategies(
-    table: CostTable, goal: Goal, risk: RiskModel | None = None
+    table: CostTable,
+    goal: Goal,
+    risk: RiskModel | None = None,
+    only: Sequence[Strategy] = tuple(Strategy),
 ) -> ComparedStrategies:
-    """Choose clocks by each of the strategies, and look at other budgets."""
-    arms, settings = solve_strategies(table, goal, risk)
+    """Choose clocks by some of the strategies, and look at other budgets."""
+    arms, settings = solve_strategies(table, goal, risk, only=only)
     groups = grouped(table, goal.granularity)
     # Choices on the lower convex hull, and of a step those within its power cap.
     times_s, energies_j = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
@@ -77,35 +80,19 @@ def compare_strategies(
     )
 
 
-def one_clock_only(compared: ComparedStrategies) -> ComparedStrategies:
-    """Leave the strategies away that give parts of a step clocks of their own."""
-    kept = (Strategy.AUTO, Strategy.BEST_FIXED)
-    return dataclasses.replace(
-        compared,
-        arms=tuple(arm for arm in compared.arms if arm.name in kept),
-        settings={name: each for name, each in compared.settings.items() if name in kept},
-    )
-
-
 def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel | None) -> Ints | None:
     """Return the setting of each kernel under a budget they keep together; nearly the best."""
-    found = None
-    for granularity in (Granularity.STEP, Granularity.KERNEL):
-        task = Task(
-            groups=grouped(table, granularity),
-            aggregate=Aggregate.GLOBAL,
-            goal=dataclasses.replace(goal, granularity=granularity),
-            max_slowdown=goal.max_slowdown,
-        )
-        freer = best_choice(table, task, risk, Effort.QUICK)
-        if freer is not None:
-            freer = dataclasses.replace(freer, setting=as_neighbours(table, freer.setting))
-        found = _at_least(table, goal, risk, freer, [] if found is None else [found.setting])
-    return None if found is None else found.setting
+    only = (Strategy.BEST_FIXED, Strategy.KERNEL_GLOBAL)
+    _, settings = solve_strategies(table, goal, risk, Effort.QUICK, only)
+    return settings.get(Strategy.KERNEL_GLOBAL)
 
 
 def solve_strategies(
-    table: CostTable, goal: Goal, risk: RiskModel | None = None, effort: Effort = Effort.PLAN
+    table: CostTable,
+    goal: Goal,
+    risk: RiskModel | None = None,
+    effort: Effort = Effort.PLAN,
+    only: Sequence[Strategy] = tuple(Strategy),
 ) -> tuple[tuple[Arm, ...], dict[Strategy, Ints]]:
     """Choose clocks by each of the strategies.
 
@@ -113,6 +100,7 @@ def solve_strategies(
         risk: How sure costs are. With it every strategy keeps the time budget with 95 % confidence
             and says its intervals; ``None`` takes costs as certain.
         effort: How far to look where costs are expected ones.
+        only: Strategies to choose by, besides auto.
 
     Returns:
         What each costs, and the setting of each kernel in those that are feasible. Shape (K,).
@@ -127,6 +115,8 @@ def solve_strategies(
     arms = [Arm(Strategy.AUTO, choice_cost(table, auto), Status.BASELINE)]
     settings = {Strategy.AUTO: auto}
     for strategy, (granularity, aggregate) in freedom.items():
+        if strategy not in only:
+            continue
         task = Task(
             groups=grouped(table, granularity),
             aggregate=aggregate,
