@@ -36,9 +36,9 @@ _PROVEN = 1e-9  # of what is minimised: what rounding leaves
 _UNUSED = 0.1  # of the margin: less room than this in the budget is not worth another round
 _FARTHEST = 0.05  # of auto's time: an aim so far below one that overran is low enough to try
 _WORTH = 2e-4  # of auto's energy: margins that cost less are not worth a price
-_WIDTHS = (1.0, 0.3, 0.1, 0.03)  # of the deviation of the choice made without a price
+_WIDTHS = (1.0, 0.3)  # of the deviation of the choice made without a price
 _TURNS = 3  # of choosing and setting the width to what was chosen
-_TAKEN_IN_PART = 6  # choices that overrun the budget, those first that do by least
+_TAKEN_IN_PART = 12  # choices that overrun the budget, those first that do by least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
