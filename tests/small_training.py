@@ -34,6 +34,7 @@ from underclock.runtime.controller.run_files import Run
 from underclock.runtime.machine.timetable import PassedStep
 from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.trainer.marking import RUN
+from underclock.runtime.trainer.page import mark_of
 from underclock.runtime.trainer.sites import marked, scheduled
 
 Event = tuple[str, str]
@@ -264,3 +265,24 @@ def line_of(step: PassedStep, energy_j: float | None, core_mhz: float | None = N
         energy_j=energy_j,
         core_mhz=core_mhz,
     )
+
+
+class Noted:
+    """A stream that notes its marks, and the numbers of their steps."""
+
+    def __init__(self) -> None:
+        self.marks: list[int] = []
+        self.steps: list[int] = []
+        self.words: list[int] = []
+        self.closed = False
+
+    def mark(self, word: int) -> None:
+        self.marks.append(mark_of(word))
+        self.steps.append(word >> 16)
+        self.words.append(word)
+
+    def count(self, steps: int) -> None:
+        self.words.append(-steps)
+
+    def close(self) -> None:
+        self.closed = True

@@ -13,38 +13,17 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from made_jobs import job, job_plan
-from small_training import Model, Trains, batches, launches, train, training
+from small_training import Model, Noted, Trains, batches, launches, train, training
 from underclock.errors import UsageError
 from underclock.learning.pieces import kind_of, read_places
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
-from underclock.runtime.trainer.page import Page, mark_of
+from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.sites import MarkSite, sites_of
 
 if TYPE_CHECKING:
     from underclock.runtime.trainer.streams import MarkStream
-
-
-class Noted:
-    """A stream that notes its marks, and the numbers of their steps."""
-
-    def __init__(self) -> None:
-        self.marks: list[int] = []
-        self.steps: list[int] = []
-        self.words: list[int] = []
-        self.closed = False
-
-    def mark(self, word: int) -> None:
-        self.marks.append(pages.mark_of(word))
-        self.steps.append(word >> 16)
-        self.words.append(word)
-
-    def count(self, steps: int) -> None:
-        self.words.append(-steps)
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class Marked:
@@ -284,29 +263,13 @@ def _train(steps: int, name: str = "Schedule1F1B", *, microbatches: int = _MICRO
         optimizer.zero_grad()
 
 
-class _Noted:
-    """A stream that notes its marks."""
-
-    def __init__(self) -> None:
-        self.marks: list[int] = []
-
-    def mark(self, word: int) -> None:
-        self.marks.append(mark_of(word))
-
-    def count(self, steps: int) -> None:
-        del steps
-
-    def close(self) -> None:
-        """Hold nothing."""
-
-
 @pytest.fixture
-def attached(tmp_path: Any) -> Iterator[tuple[_Noted, Page]]:
+def attached(tmp_path: Any) -> Iterator[tuple[Noted, Page]]:
     """Mark a job's only rank."""
     (part,) = parts_of(job_plan(_ALONE))
     page = Page.create(tmp_path / "page", digest=bytes(32), marks=part.marks)
     places = [(site.event, site.path, site.occurrence, site.total) for site in part.sites]
-    stream = _Noted()
+    stream = Noted()
     marker = Marker(places, lambda: page, lambda *_: stream, "1f1b")
     marker.attach(torch)
     yield stream, page
@@ -317,7 +280,7 @@ def attached(tmp_path: Any) -> Iterator[tuple[_Noted, Page]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_passes_of_a_pipeline_are_marked_in_the_plans_order(
-    attached: tuple[_Noted, Page],
+    attached: tuple[Noted, Page],
 ) -> None:
     stream, page = attached
     _train(4)
@@ -332,7 +295,7 @@ def test_passes_of_a_pipeline_are_marked_in_the_plans_order(
     ("name", "microbatches"), [("ScheduleGPipe", _MICROBATCHES), ("Schedule1F1B", 4)]
 )
 def test_a_plan_for_another_schedule_is_refused_and_named(
-    name: str, microbatches: int, attached: tuple[_Noted, Page], capsys: pytest.CaptureFixture[str]
+    name: str, microbatches: int, attached: tuple[Noted, Page], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream, page = attached
     _train(6, name, microbatches=microbatches)
@@ -360,7 +323,7 @@ def _ranges(steps: int, names: Sequence[str], *, nvtx: bool) -> None:
 
 @pytest.mark.parametrize("nvtx", [False, True])
 def test_ranges_are_taken_where_there_is_no_pipeline(
-    *, nvtx: bool, attached: tuple[_Noted, Page], monkeypatch: pytest.MonkeyPatch
+    *, nvtx: bool, attached: tuple[Noted, Page], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, _STAGE, raising=False)
     if nvtx:  # a build without CUDA has none

@@ -12,12 +12,13 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
+from small_training import Noted
 from underclock.core.tracing.profile import activities
 from underclock.hw.cuda.torch_step import named_modules
 from underclock.records.work import module_calls_text
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
-from underclock.runtime.trainer.page import Page, mark_of
+from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.sites import sites_of
 
 _LAUNCHING = {
@@ -147,7 +148,7 @@ def test_every_place_of_a_step_that_was_traced_is_seen(
     seen = activities(_traced(step, tmp_path))
     modules = [module_calls_text((*each.callers, each.module)) for each in seen]
     sites = sites_of(modules, [each.pass_ for each in seen])
-    marks = _Noted()
+    marks = Noted()
     with closing(Page.create(tmp_path / "run.page", digest=bytes(32), marks=(0,))) as page:
         told = [(site.event, site.path, site.occurrence, site.total) for site in sites]
         marker = Marker(told, lambda: page, lambda _page, _optimizer: marks)
@@ -161,19 +162,3 @@ def test_every_place_of_a_step_that_was_traced_is_seen(
         assert marks.marks == [*every, *every, 1]
         assert {path for _, path, *_ in told} >= {"blocks.1", "norm"}
         marker.detach()
-
-
-class _Noted:
-    """A stream that notes its marks."""
-
-    def __init__(self) -> None:
-        self.marks: list[int] = []
-
-    def mark(self, word: int) -> None:
-        self.marks.append(mark_of(word))
-
-    def count(self, steps: int) -> None:
-        """No graph is replayed."""
-
-    def close(self) -> None:
-        """Nothing is held."""
