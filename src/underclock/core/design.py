@@ -201,17 +201,12 @@ def improvement_of_table(
     At a price λ no plan of known entries takes less than D(λ) = Σ min (E + λT) - λ·limit, and the
     best plan takes the greatest D (the gap of the knapsack apart). An entry that beats its kernel's
     best by g(λ) takes that from D, so it betters the plan by the least of max D - D(λ) + g(λ) over
-    all λ; as expected, by no more than that with the mean of g. So a loan of time is worth what
-    other kernels are known to make of it, and a saving that takes time what it is worth at the
-    price at which that time can be had.
+    all λ; as expected, by no more than that with the mean of g. In J per step, shape (K, S).
 
     Args:
         known: Costs where entries are known; ``inf`` elsewhere. Settings are those of ``costs``.
         seen: Where they are. Shape (K, S).
         measurable: Which may be looked at. Shape (K, S).
-
-    Returns:
-        In J per step. Shape (K, S).
     """
     table = costs.table
     open_ = measurable & ~seen & np.isfinite(table.time_s)

@@ -1,13 +1,10 @@
 """Profiles of a pipeline stage: the cost of each instruction at every clock.
 
-A stage's step is the forward and backward pass of one microbatch and the optimizer; it is traced
-and measured as any step. The cost of an instruction is the sum of its launches' costs. Under a
-power cap an instruction is costed within that step, with the same clock before and after it; one
-longer than the cap's averaging window is capped by its own power. Kernels measured alone are capped
-one by one.
-
-Errors are those of changes against auto, whose own row has none: an error that all rows share, such
-as that of a kernel's duration, is no error of a choice between rows.
+A stage's step is the forward and backward pass of one microbatch and the optimizer, traced and
+measured as any step. An instruction costs the sum of its launches, under a power cap within that
+step, with the same clock before and after it; one longer than the cap's averaging window is capped
+by its own power. Kernels measured alone are capped one by one. Errors are those of changes against
+auto, whose own row has none: what all rows share is no error of a choice between them.
 
 Inside an instruction, stretches of launches may have clocks of their own, each at least as long as
 one change takes. Of these schedules those are kept that save more than one change between two

@@ -6,16 +6,13 @@ one clock, is shorter than the latency it comes late by the rest, and until then
 row of the clock before. That is counted where it takes time, never where it saves some. How long a
 rank waits in between is not counted on.
 
-While a rank waits it draws what waiting draws at the clock of the instruction before the gap: how
-long a gap lasts is known only when it is over, so no clock is set for it. Before what comes next it
-has that one's clock, by as much as a change takes. A gap in which it communicates has it all
-through, for no clock changes while a transfer is under way. The first gap of an iteration is one
-with the last. An instruction without a power of its
-own draws the same. One of a further stream adds its power above waiting, and has the clock of the
-first stream's instruction that is listed before it.
-
-While a collective overlaps a pass no clock is asked for: only the ends of passes are seen. So the
-pass has one clock, and the next change is asked for when it has ended.
+While a rank waits it draws what waiting draws at the clock of the instruction before the gap, for
+how long a gap lasts is known only when it is over; the first gap of an iteration is one with the
+last. Before what comes next it has that one's clock, by as much as a change takes. A gap in which
+it communicates has it all through, for no clock changes while a transfer is under way. An
+instruction without a power of its own draws the same; one of a further stream adds its power above
+waiting, and has the clock of the first stream's instruction that is listed before it. A pass that a
+collective overlaps has one clock, and the next change is asked for when it has ended.
 
 Shape letters: n instructions, P pairs of rank and profile, R rows (padded), C clocks.
 """

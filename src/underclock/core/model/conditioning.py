@@ -98,8 +98,9 @@ class Features:
                 found = np.column_stack([found, column])
                 lacking = np.maximum(lacking - column**2, 0.0)
             marks = points[0][pivots], points[1][pivots]
-            of_rows = np.linalg.solve(found[pivots], likeness(marks, rows, length, smooth=smooth))
-            both.append((found, of_rows.T.reshape(*observed.core_mhz.shape, -1)))
+            of_rows = np.linalg.solve(found[pivots], likeness(marks, rows, length, smooth=smooth)).T
+            shaped: Floats = of_rows.reshape(*observed.core_mhz.shape, -1).astype(np.float64)
+            both.append((found, shaped))
         (time, time_rows), (power, power_rows) = both
         return cls((time, power), (time_rows, power_rows))
 

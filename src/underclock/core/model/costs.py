@@ -248,8 +248,7 @@ class Costs:
     def time_variance(self, setting: Ints) -> TimeVariance | None:
         """Share the variance of a choice's change of time out among kernels.
 
-        Returns:
-            ``None`` where auto is expected too: what a kernel adds then depends on all the rest.
+        ``None`` where auto is expected too: what a kernel adds then depends on all the rest.
         """
         if self.boards is not None:
             return None

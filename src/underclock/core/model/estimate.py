@@ -90,7 +90,7 @@ from underclock.records import GREATEST_MHZ, Clocks, Closure, SampleSet, Window
 _ANEW = 1.3  # times the samples that were fitted, from which they are fitted anew
 # By how much more times, and energies, of kernels are off together than their rows say, one by one:
 # with 1.1 and 1.4, 90 and 88 % of campaigns' promises held (docs/evidence/few_rows.md).
-_TOGETHER = 1.4, 1.7
+_TOGETHER = 1.3, 1.7
 _ATTESTED = 1.5  # runs of a row, from which on it is no slip, whatever other rows say
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap

@@ -27,7 +27,6 @@ from underclock.core.planning.capped_choice import (
     is_held,
 )
 from underclock.core.planning.chance_constraint import (
-    Aim,
     Candidate,
     RiskModel,
     room,
@@ -215,24 +214,12 @@ class Task:
     aggregate: Aggregate
     goal: Goal
     max_slowdown: float  # its budget, or an aim below it, as a fraction above auto
-    # what each setting of a group takes of that besides its time, in s; ``None`` for nothing, (G,
-    # S)
-    priced_s: Floats | None = None
+    priced_s: Floats | float = 0.0  # what each setting takes of that besides its time, (G, S)
 
     @property
     def problem(self) -> Problem:
         """The groups' costs, without a time budget."""
-        time_s = self.groups.time_s
-        if self.priced_s is not None:
-            time_s = time_s + self.priced_s
-        return Problem(time_s=time_s, energy_j=self.groups.energy_j)
-
-    def aimed(self, table: CostTable, aim: Aim) -> "Task":
-        """Return the same task with an aim for a budget."""
-        priced_s = None
-        if aim.prices is not None:
-            priced_s = table.auto_time_s * self.groups.added(aim.prices)
-        return dataclasses.replace(self, max_slowdown=aim.slowdown, priced_s=priced_s)
+        return Problem(time_s=self.groups.time_s + self.priced_s, energy_j=self.groups.energy_j)
 
 
 def best_choice(
@@ -255,29 +242,29 @@ def best_choice(
     far = Effort.PROOF if risk is None else effort
     seen: list[Candidate] = []
 
-    def within(aim: Aim) -> Candidate | None:
-        candidate = _free(table, task.aimed(table, aim), far)
+    def within(aim: float, prices: Floats | None) -> Candidate | None:
+        priced_s = 0.0 if prices is None else table.auto_time_s * task.groups.added(prices)
+        aimed = dataclasses.replace(task, max_slowdown=aim, priced_s=priced_s)
+        candidate = _free(table, aimed, far)
         seen.extend([] if candidate is None else [candidate])
         return candidate
 
     least = Effort.QUICK if risk is not None else far
     fast = functools.cache(lambda: fastest(table, task.groups, least))
 
-    def below(aim: Aim) -> Candidate | None:
+    def below(aim: float, _prices: Floats | None) -> Candidate | None:
         """Return the choice whose step settles best within an aim."""
         cheapest = cheapest_within(table, task.groups, least, aim)
         if cheapest is not None:
             return held_candidate(table, task.groups, least, task.groups.spread(cheapest))
         found = fast()
-        if found is None or found[1].time_change + aim.paid(found[0]) > aim.slowdown:
+        if found is None or found[1].time_change > aim:
             return None
         return held_candidate(table, task.groups, least, found[0])
 
     together = task.aggregate is Aggregate.GLOBAL
     parts = (table, task.groups) if together else None
-    candidate = within_confidence(
-        goal.max_slowdown, within, risk, TOLERANCE, priced=together, parts=parts
-    )
+    candidate = within_confidence(goal.max_slowdown, within, risk, TOLERANCE, parts)
     if together and any(_is_held(table, task, each) for each in seen):
         held = within_confidence(goal.max_slowdown, below, risk, TOLERANCE)
         # The better of a choice made without a cap and one made below it, as they settle.

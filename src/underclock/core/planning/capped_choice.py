@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.planning.chance_constraint import Aim, Candidate
+from underclock.core.planning.chance_constraint import Candidate
 from underclock.core.solvers import (
     Effort,
     Problem,
@@ -56,29 +56,26 @@ def is_held(table: CostTable, choice: Ints) -> bool:
     return greatest_mean_w(cap, time_s, energy_j) > cap.limit_w
 
 
-def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: Aim) -> Ints | None:
+def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: float) -> Ints | None:
     """Return the choice whose step settles at least energy within an aim. Shape (G,)."""
     cap = cap_of(table)
 
     def settled_j(choice: Ints) -> float:
-        setting = groups.spread(choice)
-        cost = step_cost(table, setting[cap.order])
-        late = cost.time_change + aim.paid(setting) > aim.slowdown + _SMALL
-        return math.inf if late else cost.energy_j
+        cost = step_cost(table, groups.spread(choice)[cap.order])
+        return math.inf if cost.time_change > aim + _SMALL else cost.energy_j
 
     windowed = WindowedGroups(
         problem=Problem(
             time_s=groups.time_s,
             energy_j=groups.energy_j,
-            budget_s=table.auto_time_s * (1.0 + aim.slowdown),
+            budget_s=table.auto_time_s * (1.0 + aim),
         ),
         limit_w=cap.limit_w,
         fading=cap.fading,
         order=groups.member[cap.order],
         judge=settled_j,
     )
-    priced_s = None if aim.prices is None else table.auto_time_s * groups.added(aim.prices)
-    return cheapest_below(windowed, effort, rounds=_ROUNDS, priced_s=priced_s)[0]
+    return cheapest_below(windowed, effort, rounds=_ROUNDS)[0]
 
 
 def as_it_runs(table: CostTable, groups: Grouped, setting: Ints) -> Ints:

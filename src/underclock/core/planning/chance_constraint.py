@@ -41,22 +41,6 @@ _TURNS = 3  # of choosing and setting the width to what was chosen
 _TAKEN_IN_PART = 12  # choices that overrun the budget, those first that do by least
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aim:
-    """What a choice may take."""
-
-    slowdown: float  # expected change of time and prices together, as a fraction above auto
-    # of each kernel at each setting, none negative, as fractions of auto's time; ``None`` for none
-    # at all, (K, S)
-    prices: Floats | None = None
-
-    def paid(self, setting: Ints) -> float:
-        """Return the price of a choice. Shape of the argument: (K,)."""
-        if self.prices is None:
-            return 0.0
-        return math.fsum(self.prices[np.arange(len(setting)), setting])
-
-
 class RiskModel(Protocol):
     """What `Costs` says of choices of clocks, a setting for each kernel. Shapes (K,)."""
 
@@ -67,8 +51,11 @@ class RiskModel(Protocol):
         """Return what each kernel adds to the variance of the change of time, where they do."""
 
 
-Choose = Callable[[Aim], "Candidate | None"]
-"""Return the choice of least energy within an aim; ``None`` where there is none."""
+Choose = Callable[[float, Floats | None], "Candidate | None"]
+"""Return the choice of least energy whose change of time and prices are within an aim, if any.
+
+Prices are those of each kernel at each setting, none negative, as parts of auto's time: (K, S).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +98,7 @@ class _Search:
         low, high = -1.0, self.budget
         aim = high
         for _ in range(_ROUNDS):
-            candidate = self.choose(Aim(slowdown=aim))
+            candidate = self.choose(aim, None)
             if candidate is None:
                 low = max(low, aim)
             else:
@@ -143,7 +130,7 @@ class _Search:
             width = share * spread
             for _ in range(_TURNS):
                 aim = self._priced(here.setting, width)
-                candidate = None if aim is None else self.choose(aim)
+                candidate = None if aim is None else self.choose(*aim)
                 if candidate is None or (candidate.setting == here.setting).all():
                     break
                 here, width = candidate, self._met(candidate).time_spread
@@ -151,8 +138,7 @@ class _Search:
     def in_part(self, table: CostTable, groups: Grouped) -> None:
         """Take of choices that overrun the budget what it allows, group by group.
 
-        Groups go back to what keeps the budget, those first that save least for what they are late
-        by and unsure of; then those that fit after all are taken again.
+        Those go back first that save least for what they are late by; some fit after all.
         """
         every, member = np.unique(groups.member, return_index=True)
         if self.best is None:
@@ -224,8 +210,8 @@ class _Search:
             return True
         return self.best[1].energy_change - self.free[1].energy_change > _WORTH
 
-    def _priced(self, setting: Ints, width: float) -> Aim | None:
-        """Return the aim at which variance is priced at a width, around a choice."""
+    def _priced(self, setting: Ints, width: float) -> tuple[float, Floats] | None:
+        """Return an aim, and the prices of variance at a width, around a choice."""
         shared = self.risk.time_variance(setting) if width > 0.0 else None
         if shared is None:
             return None
@@ -234,7 +220,7 @@ class _Search:
         # Where an error makes up for another's the price is negative: that is off the aim for all.
         least = prices.min(axis=1)
         spent = price * shared.rest + 0.5 * ONE_SIDED * width + math.fsum(least)
-        return Aim(slowdown=self.budget + self.tolerance - spent, prices=prices - least[:, None])
+        return self.budget + self.tolerance - spent, prices - least[:, None]
 
 
 def within_confidence(
@@ -242,8 +228,6 @@ def within_confidence(
     choose: Choose,
     risk: RiskModel | None,
     tolerance: float = 0.0,
-    *,
-    priced: bool = True,
     parts: tuple[CostTable, Grouped] | None = None,
 ) -> Candidate | None:
     """Choose so that a time budget holds with 95 % confidence.
@@ -251,18 +235,17 @@ def within_confidence(
     Args:
         risk: How sure costs are; ``None`` takes them as certain, and the first choice as it is.
         tolerance: To what the budget is kept, as a fraction of auto.
-        priced: Whether prices of kernels add up, as they do where a budget is kept together.
-        parts: Costs, and the groups of kernels that may have clocks of their own.
+        parts: Costs, and the groups of kernels that keep the budget together: variance is priced,
+            and choices that overrun it are taken in part.
 
     Returns:
         Of the choices that keep the budget the one of least energy; ``None`` where none does.
     """
     if risk is None:
-        return choose(Aim(slowdown=budget))
+        return choose(budget, None)
     search = _Search(budget, choose, risk, tolerance)
     search.by_aim()
-    if priced:
-        search.by_price()
     if parts is not None:
+        search.by_price()
         search.in_part(*parts)
     return search.proven()

@@ -11,9 +11,8 @@ short: then it is no schedule, and no mixture of it is. So where paths leave a g
 in the middle of the longest segment, and paths are sought that begin and end at its setting. The
 best schedule is then mixed with other paths, and with single settings, until that brings no better.
 
-What a schedule comes to may be judged by more than its costs here: by how a step settles under its
-cap, and how sure that is. Then windows are chosen by costs, off by as much as those of the schedule
-that they change, and what comes out is judged.
+A schedule may be judged by more than its costs here: by how a step settles under its cap, and how
+sure that is. Windows are then chosen by costs that are off as those of the schedule they change.
 
 Shape letters: n launches, m items, S settings, W windows.
 """

@@ -8,10 +8,9 @@ difference of two prefix sums.
 
 `ahead[i, s]` is the least cost of coming to a segment at s that starts at boundary i or before,
 less the prefix sum at its start; adding the prefix sum at k gives the cost up to k. So one running
-minimum serves all segments, and dwell is a matter of which row to read: the last boundary from
-which a segment is long enough. Each boundary costs one min-plus product with the table of changes,
-in which sources that cannot beat another's dearest change are left out where there are many
-settings.
+minimum serves all segments, and dwell says which row to read: the last boundary from which a
+segment is long enough. Each boundary costs one min-plus product with the table of changes; of many
+settings, sources that cannot beat another's dearest change are left out.
 
 The segment at the start of a path counts as long enough, which leaves out the dwell of the one
 segment across the cut: what comes out is a bound, and exact where the cut is well placed.

@@ -14,9 +14,8 @@ decides one group after another and keeps labels, pairs of (time, energy) relati
 label goes when another is no slower and no dearer, or when a bound shows that nothing below the
 best choice can come of it.
 
-Groups are decided in order of how much time they can move, greatest first. The small ones that
-come last can then only reach budgets close to a label's own time, so nearly all labels are cut
-before they multiply; in the opposite order some instances take a thousand times as many.
+Groups that can move most time are decided first: labels then end close to their own time, and are
+cut before they multiply; in the opposite order some instances take a thousand times as many.
 
 Times and energies are whole numbers, so dominance and feasibility are exact; bounds are floats
 and cut only beyond their rounding error.

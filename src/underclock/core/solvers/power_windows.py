@@ -55,22 +55,18 @@ class WindowedGroups:
 
 
 def cheapest_below(
-    groups: WindowedGroups, effort: Effort, *, rounds: int, priced_s: Floats | None = None
+    groups: WindowedGroups, effort: Effort, *, rounds: int
 ) -> tuple[Ints | None, float]:
     """Find the choice of least energy within the time budget and below the limit.
 
     Args:
         rounds: Most choices to look for, before some that only seek to keep the limit.
-        priced_s: What each setting takes of the budget besides its time, in s. Shape (G, S).
 
     Returns:
         The best choice met, (G,), ``None`` where none was allowed; and what no choice that keeps
         every window costs less than, in J: ``inf`` where there is none.
     """
-    knapsack = groups.problem
-    if priced_s is not None:
-        knapsack = replace(knapsack, time_s=knapsack.time_s + priced_s)
-    return _MultiplierSearch(groups, knapsack, effort).run(rounds)
+    return _MultiplierSearch(groups, groups.problem, effort).run(rounds)
 
 
 def fastest_below(

@@ -1,22 +1,16 @@
 """What a step costs as it runs: locked clocks under one power cap, against auto as measured.
 
-A change compares like with like. Auto by the model differs from auto as measured by the model's
-residual, the closure. All costs at locked clocks, and the power limit, are scaled so that the model
-has auto as measured; the residual at auto then widens the error of other clocks and is never
-counted as a saving.
-
-Where power over clock is no curve, the model misses the clock at which the cap holds auto, and that
-says nothing of locked clocks. So where the step also ran whole at a locked clock that the cap let
-be, costs at locked clocks are scaled to that run, and what is left of the residual at auto is put
-on what the cap slows alone.
-
-The planner solves the same problem for one clock per kernel, per pass or per step: kernels that
-share a setting form one group.
+Auto by the model differs from auto as measured by the model's residual, the closure. All costs at
+locked clocks, and the power limit, are scaled so that the model has auto as measured; the residual
+then widens the error of other clocks and is never counted as a saving. Where the step also ran
+whole at a locked clock that the cap let be, costs at locked clocks are scaled to that run, and what
+is left of the residual at auto is put on what the cap slows alone: where power over clock is no
+curve, the model misses the clock at which the cap holds auto, which says nothing of locked ones.
 
 `power_cap.settle` lets the ceiling follow the mean power at once. A real loop moves it by one bin
-of the core clock at each tick of about 20 ms (measured on an H200). A step with a long part of low
-power, an optimizer of 0.1 s for instance, gets higher clocks from the instant loop than from the
-real one. `lag_of` therefore simulates the loop launch by launch and tick by tick until it repeats.
+of the core clock at each tick of about 20 ms (measured on an H200), so a step with a long part of
+low power, an optimizer of 0.1 s for instance, gets lower clocks from it. `lag_of` therefore
+simulates the loop launch by launch and tick by tick until it repeats.
 
 Shape letters: K kernels, G groups, S settings, C clocks, n launches.
 """

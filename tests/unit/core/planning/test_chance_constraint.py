@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats, Ints
 from underclock.core.model.costs import ONE_SIDED, PredictedChange, TimeVariance
 from underclock.core.planning.chance_constraint import (
-    Aim,
     Candidate,
     room,
     within_confidence,
@@ -81,9 +80,9 @@ class Menu:
 
     def alike(self, setting: Ints) -> Floats:
         """Return how many kernels are at each setting; none count at auto. Shape (S,)."""
-        return np.bincount(setting, minlength=self.time.shape[1]) * np.append(
-            np.ones(self.time.shape[1] - 1), 0.0
-        )
+        alike = np.bincount(setting, minlength=self.time.shape[1]).astype(np.float64)
+        alike[-1] = 0.0
+        return alike
 
     def predicted_change(self, setting: Ints) -> PredictedChange:
         at = np.arange(len(setting)), setting
@@ -105,15 +104,15 @@ class Menu:
         kernels, settings = self.time.shape
         return [np.array(each) for each in itertools.product(range(settings), repeat=kernels)]
 
-    def choose(self, aim: Aim) -> Candidate | None:
+    def choose(self, aim: float, prices: Floats | None) -> Candidate | None:
         """Return the best of all choices within an aim, by trying them all."""
         kernels, _ = self.time.shape
         every = np.array(self.every)
         at = np.arange(kernels)[None, :], every
         taken = self.time[at].sum(axis=1)
-        if aim.prices is not None:
-            taken = taken + aim.prices[at].sum(axis=1)
-        energy = np.where(taken <= aim.slowdown + 1e-12, self.energy[at].sum(axis=1), np.inf)
+        if prices is not None:
+            taken = taken + prices[at].sum(axis=1)
+        energy = np.where(taken <= aim + 1e-12, self.energy[at].sum(axis=1), np.inf)
         best = int(energy.argmin())
         return (
             None
@@ -137,7 +136,7 @@ def test_priced_variance_keeps_the_budget_and_is_never_worse_than_a_lower_aim(se
     menu = Menu.drawn(seed)
     parts = menu.table, grouped(menu.table, Granularity.KERNEL)
     kept = within_confidence(menu.budget, menu.choose, menu, parts=parts)
-    lower = within_confidence(menu.budget, menu.choose, menu, priced=False)
+    lower = within_confidence(menu.budget, menu.choose, menu)
 
     if kept is None:
         assert lower is None
@@ -158,9 +157,8 @@ def test_prices_and_parts_come_near_the_best_choice_there_is(at_setting: float) 
         menu = Menu.drawn(seed, kernels=7, settings=3, at_setting=at_setting)
         parts = menu.table, grouped(menu.table, Granularity.KERNEL)
         for both in lost:
-            kept = within_confidence(
-                menu.budget, menu.choose, menu, priced=both, parts=parts if both else None
-            )
+            of = parts if both else None
+            kept = within_confidence(menu.budget, menu.choose, menu, parts=of)
             reached = 0.0 if kept is None else menu.predicted_change(kept.setting).energy_change
             assert kept is None or menu.keeps(kept.setting)
             lost[both] += (reached - menu.least) / 20

@@ -20,7 +20,6 @@ from underclock.core.planning.strategies import (
     ComparedStrategies,
     choose_kernels,
     compare_strategies,
-    one_clock_only,
 )
 from underclock.core.step.cost_table import CostTable, Heat
 from underclock.core.step.power_cap import PowerCap
@@ -148,7 +147,7 @@ def test_only_arms_of_one_clock_are_left_where_a_step_can_have_no_more() -> None
         energy_j=np.array([[0.5, 1.0]]),
         baseline=1,
     )
-    compared = one_clock_only(compare_strategies(table, Goal(max_slowdown=0.0)))
+    compared = compare_strategies(table, Goal(max_slowdown=0.0), only=(Strategy.BEST_FIXED,))
 
     assert [arm.name for arm in compared.arms] == [Strategy.AUTO, Strategy.BEST_FIXED]
     assert {name: each.tolist() for name, each in compared.settings.items()} == {
