@@ -359,7 +359,7 @@ def _taken(sample_set: "SampleSet") -> str:
         return f"{samples} and {coload}, at {clocks[0]:.0f} to {clocks[1]:.0f} MHz"
     in_company = sum(sample.in_company for sample in sample_set.mixed)
     if in_company:
-        samples = f"{samples} and {in_company} with co-load"
+        samples = f"{samples} and {in_company} with pauses"
     if each == offered:
         return f"{samples}, each at " + (
             "one clock pair" if offered == 1 else f"{offered} clock pairs"
