@@ -148,3 +148,7 @@ def test_no_time_left_is_said_before_it_can_be_known() -> None:
     assert lines.line() == "work: 0:00:10, 0:00:10 left"
     lines.show(completed=1.0, total=1.0)
     assert lines.line() == "work: 0:00:10"
+    lines.show(description="work: refining", completed=0.8, total=1.0)
+    clock.sleep_s(10.0)
+    lines.show(completed=0.9, total=1.0)  # half of what the phase has to do
+    assert lines.line() == "work: refining: 0:00:20, 0:00:10 left"

@@ -292,12 +292,13 @@ class PlainLines:
         self._begun_s = self._phase_s = clock.now_s()
         self._fields: dict[str, object] = {"description": title}
         self._share: float | None = None
+        self._before = 0.0  # the share that was done as the phase began
 
     def show(self, *, completed: float = 0.0, total: float | None = None, **fields: object) -> None:
         """Take what is to be shown; a phase has a pace of its own."""
-        if fields.get("description", self._fields["description"]) != self._fields["description"]:
-            self._phase_s = self._clock.now_s()
         self._share = completed / total if total else None
+        if fields.get("description", self._fields["description"]) != self._fields["description"]:
+            self._phase_s, self._before = self._clock.now_s(), self._share or 0.0
         self._fields |= fields
 
     def line(self) -> str:
@@ -308,10 +309,11 @@ class PlainLines:
 
     def times(self) -> str:
         """Say how long it has taken, and how much longer its phase takes where that is known."""
-        now_s, share = self._clock.now_s(), self._share
-        left_s = (now_s - self._phase_s) * (1 - share) / share if share else 0.0
+        now_s, all_ = self._clock.now_s(), 1.0 - self._before  # of which this phase does the rest
+        share = max(0.0, (self._share or 0.0) - self._before) / all_ if all_ > 0.0 else 0.0
+        left_s = (now_s - self._phase_s) * (1.0 - share) / share if share else 0.0
         taken = dt.timedelta(seconds=int(now_s - self._begun_s))
-        if left_s < 1.0 or (share or 0.0) < _TELLING:
+        if left_s < 1.0 or share < _TELLING:
             return f"{taken}"
         return f"{taken}, {dt.timedelta(seconds=int(left_s))} left"
 

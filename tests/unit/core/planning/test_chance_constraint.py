@@ -68,7 +68,6 @@ class Menu:
 
     @property
     def table(self) -> CostTable:
-        """The same as costs of kernels that take alike at auto, the last setting."""
         kernels, settings = self.time.shape
         return CostTable(
             kernels=tuple(Kernel(name=f"k{k}") for k in range(kernels)),
@@ -79,7 +78,6 @@ class Menu:
         )
 
     def alike(self, setting: Ints) -> Floats:
-        """Return how many kernels are at each setting; none count at auto. Shape (S,)."""
         alike = np.bincount(setting, minlength=self.time.shape[1]).astype(np.float64)
         alike[-1] = 0.0
         return alike
@@ -156,8 +154,7 @@ def test_prices_and_parts_come_near_the_best_choice_there_is(at_setting: float) 
     for seed in range(20):
         menu = Menu.drawn(seed, kernels=7, settings=3, at_setting=at_setting)
         parts = menu.table, grouped(menu.table, Granularity.KERNEL)
-        for both in lost:
-            of = parts if both else None
+        for both, of in ((True, parts), (False, None)):
             kept = within_confidence(menu.budget, menu.choose, menu, parts=of)
             reached = 0.0 if kept is None else menu.predicted_change(kept.setting).energy_change
             assert kept is None or menu.keeps(kept.setting)
