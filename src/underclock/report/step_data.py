@@ -343,7 +343,9 @@ def _bands(packer: Packer, plan: Plan) -> list[Packed]:
         groups["layer"] = [known[text][0] for text in plan.step.modules]
         groups["module"] = [known[text][1] for text in plan.step.modules]
     elif any(kernel.section for kernel in plan.step.kernels):
-        groups["section"] = [plan.step.kernels[at].section for at in plan.step.order]
+        sections = [plan.step.kernels[at].section for at in plan.step.order]
+        # Layers are Lf and Lb in arXiv 2601.08539.
+        groups["section"] = ["layers" if each in {"Lf", "Lb"} else each for each in sections]
     bands = []
     for name, arm, some in ways[1:] if plan.sets_nothing else ways:
         launches = list(some)
