@@ -96,6 +96,7 @@ def made_model(seed: int, kernels: int = 3, rows: int = 10, *, sizes: Sizes = SI
         squares=np.zeros((2, kernels)),
         freedom=np.zeros((2, kernels)),
         unknown=np.tile(np.arange(kernels) % 2 == 1, (2, 1)),
+        visits=np.zeros((kernels, rows, 0)),
     )
     prior = ParameterPrior(
         kernels=random.normal(0.0, 0.02, (kernels, P)),

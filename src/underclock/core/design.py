@@ -122,8 +122,6 @@ def improvement(
 ) -> Floats:
     """Return what one more look with noise at each entry is worth, in J per step. Shape (K, S).
 
-    It may change the choice, or make the promise surer.
-
     Args:
         looked: How often each entry was looked at, or its neighbours. Shape (K, S).
         noise: Standard deviation of one look's log time and log energy. Shape (2, K).
@@ -183,11 +181,6 @@ def _surer(
     # Of what each kernel adds to the variance, what many looks did not settle one more will not.
     open_ = np.minimum(known, noise2 / np.maximum(looked, 1e-9))
     less = open_**2 / np.maximum(open_ + noise2, 1e-300)
-    if costs.of_setting is not None:
-        # In its other visits a kernel does not have what all had in common in these.
-        at_setting_j = (planned == planned[:, None]) @ promised_j
-        common = promised_j * at_setting_j * costs.of_setting[q, planned] ** 2
-        known, less = known + common, less + common * np.minimum(1.0, 2.0 / (1.0 + looked))
     total = math.sqrt(float(known.sum()))
     surer: Floats = _FOR_PROMISE * (total - np.sqrt(np.maximum(total**2 - less, 0.0)))
     return surer

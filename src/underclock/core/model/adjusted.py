@@ -3,9 +3,8 @@
 Each returns a posterior whose columns of errors went the same way as its means: to first order for
 what is expected, and draw by draw (`held`) where an error may move a kernel into the limit.
 
-Alone, a kernel meets its own data in the cache over and over; in the step it meets what other
-kernels left. Where the whole step ran at several clocks with co-load, the ratio of the powers is
-measured; it is one for all kernels.
+Alone, a kernel meets its own data in the cache; in the step it meets what other kernels left. One
+ratio of power for all kernels is measured where the step ran at several clocks with co-load.
 
 Shape letters: K kernels, C settings, E columns of errors; a leading 2 is time and power.
 """

@@ -105,46 +105,56 @@ class Features:
         return cls((time, power), (time_rows, power_rows))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loadings:
-    """How quantities move with what is unknown. Leading axes "..." are rows or settings."""
+def loadings(
+    by: tuple[Floats, Floats],
+    features: tuple[Floats, Floats],
+    free: Floats,
+    visits: Floats,
+    sizes: Sizes,
+    prior: ParameterPrior,
+) -> tuple[Floats, Floats]:
+    """Return how quantities at m places move with what is unknown, times before powers.
 
-    kernel: Floats  # with the kernel's parameters, over their standard deviations
-    shared: Floats  # with the H directions
+    That is the kernel's parameters over their standard deviations, (K, 2 m, P), and the directions
+    that all kernels share, (K, 2 m, H).
 
-    @classmethod
-    def of(
-        cls,
-        by: tuple[Floats, Floats],
-        features: tuple[Floats, Floats],
-        free: Floats,
-        sizes: Sizes,
-        prior: ParameterPrior,
-    ) -> "Loadings":
-        """Return loadings, times before powers: shapes (K, 2 m, P) and (K, 2 m, H) of m places.
-
-        Args:
-            by: Derivatives by the kernel's and by shared parameters. (2, K, m, P), (2, K, m, S).
-            features: Of clocks, for time and for power. Shapes (K or 1, m, M).
-            free: 1 where the driver chooses the clock. Shape (K or 1, m).
-        """
-        by_kernel, by_shared = by
-        kernels, places = by_kernel.shape[1:3]
-        time, power = (size * of for size, of in zip(sizes.shared, features, strict=True))
-        drivers = _DRIVERS * free[..., None]
-        none = np.zeros((1, 1, 1))
-        parts = (
-            (by_shared[0] @ prior.shared_root, time, none * power, drivers, 0.0 * drivers),
-            (by_shared[1] @ prior.shared_root, -COUPLED * time, power, 0.0 * drivers, drivers),
+    Args:
+        by: Derivatives by the kernel's and by shared parameters. (2, K, m, P), (2, K, m, S).
+        features: Of clocks, for time and for power. Shapes (K or 1, m, M).
+        free: 1 where the driver chooses the clock. Shape (K or 1, m).
+        visits: By what a visit's power is off. Shape (K or 1, m, V).
+    """
+    by_kernel, by_shared = by
+    kernels, places = by_kernel.shape[1:3]
+    time, power = (size * of for size, of in zip(sizes.shared, features, strict=True))
+    drivers = _DRIVERS * free[..., None]
+    none = np.zeros((1, 1, 1))
+    parts = (
+        (
+            by_shared[0] @ prior.shared_root,
+            time,
+            none * power,
+            drivers,
+            0.0 * drivers,
+            none * visits,
+        ),
+        (
+            by_shared[1] @ prior.shared_root,
+            -COUPLED * time,
+            power,
+            0.0 * drivers,
+            drivers,
+            visits,
+        ),
+    )
+    shared = [
+        np.concatenate(
+            [np.broadcast_to(each, (kernels, places, each.shape[-1])) for each in of], axis=-1
         )
-        shared = [
-            np.concatenate(
-                [np.broadcast_to(each, (kernels, places, each.shape[-1])) for each in of], axis=-1
-            )
-            for of in parts
-        ]
-        kernel = np.concatenate([by_kernel[0], by_kernel[1]], axis=1) * prior.spread[:, None]
-        return cls(kernel=kernel, shared=np.concatenate(shared, axis=1))
+        for of in parts
+    ]
+    kernel = np.concatenate([by_kernel[0], by_kernel[1]], axis=1) * prior.spread[:, None]
+    return kernel, np.concatenate(shared, axis=1)
 
 
 def coupled(time: Floats, power: Floats) -> Floats:
@@ -164,7 +174,8 @@ def own_variance(sizes: Sizes, free: Floats) -> tuple[Floats, Floats]:
 class Conditioned:
     """Rows of some kernels under every scale, and what all kernels share."""
 
-    loadings: Loadings  # of the rows
+    by_kernel: Floats  # loadings of the rows, (K, q, P)
+    by_shared: Floats  # (K, q, H)
     features: tuple[Floats, Floats]  # of the rows' clocks, of time and of power, (K, n, M)
     noise: Floats  # variance of each quantity's mean, (K, L, q)
     inverse: Floats  # of the covariance of a kernel's quantities, (K, L, q, q)
@@ -183,7 +194,7 @@ class Conditioned:
         """Prepare rows, nothing shared being known yet."""
         free = observed.free.astype(np.float64)
         by = observed.by_kernel, observed.by_shared
-        loadings = Loadings.of(by, features.rows, free, sizes, prior)
+        by_kernel, by_shared = loadings(by, features.rows, free, observed.visits, sizes, prior)
         real = np.concatenate([observed.real[0], observed.real[1]], axis=1)
         time, power = (
             size**2 * of @ of.swapaxes(1, 2) + own[..., None] * np.eye(of.shape[1])
@@ -195,19 +206,18 @@ class Conditioned:
         noise = runs / np.maximum(observed.windows, 1e-9)
         noise = np.where(real, np.concatenate([noise[0], noise[1]], axis=1), 1.0)
         both = real[:, :, None] & real[:, None, :]
-        by_kernel = loadings.kernel
         cov = SCALES[:, None, None] ** 2 * coupled(time, power)[:, None]
         cov = np.where(both[:, None], cov + (by_kernel @ by_kernel.swapaxes(1, 2))[:, None], 0.0)
         unknown = np.repeat(observed.unknown.T, observed.real.shape[2], axis=1)
         noise_scales = np.where(unknown[:, None], SCALES[:, None], 1.0)
         cov += (noise_scales**2 * noise[:, None])[..., None] * np.eye(noise.shape[1])
-        shared = np.where(real[..., None], loadings.shared, 0.0)
         residual = np.concatenate([observed.residual[0], observed.residual[1]], axis=1)
         raw = np.concatenate([observed.by_kernel[0], observed.by_kernel[1]], axis=1)
         physics = np.concatenate([observed.by_shared[0], observed.by_shared[1]], axis=1)
         moved = raw @ prior.kernels[..., None]
         return cls(
-            loadings=Loadings(kernel=by_kernel, shared=shared),
+            by_kernel=by_kernel,
+            by_shared=np.where(real[..., None], by_shared, 0.0),
             features=features.rows,
             noise=noise_scales**2 * noise[:, None],
             inverse=np.asarray(np.linalg.inv(cov), dtype=np.float64),
@@ -223,14 +233,14 @@ class Conditioned:
 
     def settled(self) -> "Conditioned":
         """Return the same with what is shared, and how far each kernel deviates, from the rows."""
-        kernels, quantities, directions = self.loadings.shared.shape
-        by = self.loadings.shared.reshape(-1, directions)
+        kernels, quantities, directions = self.by_shared.shape
+        by = self.by_shared.reshape(-1, directions)
         shared, cov = np.zeros(directions), np.eye(directions)
         for _ in range(_ROUNDS - 1):
             odds = softmax(self._log_odds(shared), axis=1)
             flat = self.inverse.reshape(kernels, len(SCALES), -1)
             expected = (odds[:, None] @ flat).reshape(kernels, quantities, quantities)
-            drawn = (expected @ self.loadings.shared).reshape(-1, directions).T
+            drawn = (expected @ self.by_shared).reshape(-1, directions).T
             cov = np.linalg.inv(np.eye(directions) + drawn @ by)
             shared = cov @ (drawn @ self.off.ravel())
         evidence = logsumexp(self._log_odds(shared), axis=1).sum() - 0.5 * shared @ shared
@@ -239,7 +249,7 @@ class Conditioned:
 
     def left(self, shared: Floats) -> Floats:
         """Return residuals less what is shared. Shape (K, q)."""
-        left: Floats = self.off - self.loadings.shared @ shared
+        left: Floats = self.off - self.by_shared @ shared
         return left
 
     def _log_odds(self, shared: Floats) -> Floats:

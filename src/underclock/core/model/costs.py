@@ -287,11 +287,7 @@ class Costs:
         return np.einsum("kse,kse->ks", own, own), np.einsum("kse,ke->ks", own, auto)
 
     def hangs_on(self, setting: Ints) -> Floats:
-        """Return the variance of energy saved that errors of each kernel alone make. Shape (K,).
-
-        Args:
-            setting: Index into the table's settings, of each kernel. Shape (K,).
-        """
+        """Return the variance of energy saved that errors of each kernel alone make. Shape (K,)."""
         chosen = np.zeros(self.table.time_s.shape)
         chosen[np.arange(len(setting)), setting] = 1.0
         variance: Floats = (self._moved(1, chosen)[0] ** 2).sum(axis=1)

@@ -194,24 +194,29 @@ def estimate(
         warm = dataclasses.replace(table, heat=_heat(model, table, sample_set))
         locked = at_lock(warm, sample_set)
         table = known_step(warm, sample_set, rows.limit_w, locked) or table
-        usual = float(wander.max(initial=0.0))
-        time, energy = _auto_spread(posterior, sample_set, _auto_wander(table, sample_set, usual))
+        time, energy = _auto_spread(posterior, sample_set, _auto_wander(table, sample_set, wander))
         # What power wandered by in the mean of all looks at locks is the same for each of them.
         alike, _ = looks_alike(looked_at_s(sample_set.samples))
-        auto_spread = time, math.hypot(energy, usual * math.sqrt(alike))
+        auto_spread = time, math.hypot(energy, wander * math.sqrt(alike))
         if not unvisited:
             known_there = visited(sample_set, settings)
             fast = counts @ np.exp(posterior.log_s) <= measured.auto_time_s
             # Of a step whose kernels draw the limit at auto's clocks none can be looked at there.
             if (known_there.all(axis=0) & fast).any():
                 table = table.only_at(np.pad(known_there, ((0, 0), (0, 1)), constant_values=True))
+    locked_error: tuple[float, float] | None = None
+    if locked is not None:
+        # What kernels do not say of the step is half as unsure at other clocks as it is large
+        # (assumed); power wanders over minutes, in which these steps ran.
+        time = math.hypot(_REPEATABLE, 0.5 * math.log(locked.time))
+        locked_error = time, math.hypot(time, wander)
     costs = Costs(
         table=table,
         moves=_with_auto(posterior),
         shared=posterior.shared,
         auto_spread=auto_spread,
         step_error=_step_error(table, auto_spread),
-        locked_error=_locked_error(locked, float(wander.max())) if locked else None,
+        locked_error=locked_error,
         of_setting=np.pad(_of_settings(posterior), ((0, 0), (0, 1))),
     )
     to_visit = np.array([clocks in offered for clocks in settings], dtype=bool)
@@ -368,15 +373,16 @@ def bounded(log_s: Floats, core_mhz: Floats, mem_mhz: Floats) -> Floats:
 
 
 def at_locked_clocks(
-    model: FittedModel, clocks: tuple[Floats, Floats], settings: tuple[Clocks, ...], celsius: float
+    model: FittedModel,
+    clocks: tuple[Floats, Floats],  # core and memory clocks of the settings, (C,)
+    settings: tuple[Clocks, ...],
+    celsius: float,
+    errors: Floats | None = None,  # of log power, of all rows at a setting: columns, (C, V)
 ) -> tuple[Posterior, Sizes]:
-    """Estimate every kernel of a fit at locked clocks, whatever limits power.
-
-    Args:
-        clocks: Core and memory clocks of the settings. Shapes (C,).
-    """
+    """Estimate every kernel of a fit at locked clocks, whatever limits power."""
     targets = Targets.of(model, clocks, np.zeros(len(settings), dtype=bool), celsius)
     observed = Observed.of(model, model.rows, len(model.rows.names), alike=True)
+    observed = observed if errors is None else observed.visited(targets, errors)
     usual = OF_CO_LOAD if HEATER in model.rows.names else OF_LOCKS
     sizes = likeliest_sizes(observed, targets, model.prior, usual)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
@@ -391,21 +397,19 @@ def at_locked_clocks(
 
 def _at_locks(
     sample_set: SampleSet, known: KnownFit, settings: tuple[Clocks, ...], limit_w: float
-) -> tuple[Posterior, Sizes, Bools, Floats]:
+) -> tuple[Posterior, Sizes, Bools, float]:
     """Estimate kernels at locked clocks, under a limit each.
 
     Returns:
-        Also which of them anything says, (K, C), and how power wanders, (C,).
+        Also which of them anything says, (K, C), and by how much power wanders.
     """
     rows = known.rows
     core_mhz, mem_mhz = clocks_of(rows, settings)
+    wander, errors = power_wander(sample_set, settings)
     posterior, sizes = at_locked_clocks(
-        known.model, (core_mhz, mem_mhz), settings, temperature_of(sample_set)
+        known.model, (core_mhz, mem_mhz), settings, temperature_of(sample_set), errors
     )
     posterior = posterior.of_first(len(sample_set.kernels))
-    wander = power_wander(sample_set, settings)
-    of_setting = np.stack([posterior.of_setting[0], np.hypot(posterior.of_setting[1], wander)])
-    posterior = dataclasses.replace(posterior, of_setting=of_setting)
     posterior = capped(posterior, core_mhz, mem_mhz, limit_w)
     like_auto = mem_mhz == rows.auto_mem_mhz
     posterior = as_at_boost(posterior, rows.boost_log_s, core_mhz, like_auto, rows.peak_w)
@@ -561,16 +565,6 @@ def _auto_wander(table: CostTable, sample_set: SampleSet, wander: float) -> tupl
     slope = away @ log_w / max(float(away @ away), 1e-12)
     moved = wander / max(1.0, -float(slope))
     return moved, moved
-
-
-def _locked_error(locked: Closure, wander: float) -> tuple[float, float]:
-    """Return how unsure costs at locks are, of time and energy, at the scale of steps at one lock.
-
-    What kernels alone do not say of the step there is half as unsure at other clocks as it is large
-    (assumed). Power wanders over minutes, in which all of these steps run.
-    """
-    time = math.hypot(_REPEATABLE, 0.5 * math.log(locked.time))
-    return time, math.hypot(time, wander)
 
 
 def _step_error(table: CostTable, auto_spread: tuple[float, float] | None) -> tuple[float, float]:

@@ -73,6 +73,7 @@ class Observed:
     squares: Floats  # sum of squares of runs about their rows, (2, K)
     freedom: Floats  # degrees of freedom of that, (2, K)
     unknown: Bools  # whose noise no repeat shows: it may be large where rows deviate, (2, K)
+    visits: Floats  # by which log power of all rows of a visit is off alike, (K, n, V)
 
     @classmethod
     def of(cls, model: FittedModel, runs: Runs, kernels: int, *, alike: bool = False) -> "Observed":
@@ -127,7 +128,13 @@ class Observed:
             squares=squares,
             freedom=freedom,
             unknown=(freedom == 0.0) & (not alike),
+            visits=padded(np.zeros((1, len(first), 0)))[0],
         )
+
+    def visited(self, targets: Targets, errors: Floats) -> "Observed":
+        """Return the same whose rows have a setting's errors of log power. Shape (C, V)."""
+        at = np.array([is_at(self, targets, k) for k in range(len(self.core_mhz))])
+        return dataclasses.replace(self, visits=at @ errors)
 
     @property
     def real(self) -> Bools:
@@ -176,7 +183,7 @@ class Observed:
         }
         pairs = {
             name: getattr(self, name)[np.ix_(kernels, columns)]
-            for name in ("core_mhz", "mem_mhz", "free")
+            for name in ("core_mhz", "mem_mhz", "free", "visits")
         }
         both = {
             name: getattr(self, name)[:, kernels][:, :, columns]

@@ -20,9 +20,9 @@ from underclock.core.model.conditioning import (
     SCALES,
     Conditioned,
     Features,
-    Loadings,
     Model,
     coupled,
+    loadings,
     own_variance,
 )
 from underclock.core.model.observed import evenly, is_at
@@ -49,8 +49,7 @@ class Posterior:
     parameter_moves: Floats  # columns of their errors, (K, P, E)
     gpu: Floats  # what the shared parameters are more than was fitted, (S,)
     gpu_moves: Floats  # columns of their errors, which all kernels share, (S, H)
-    # standard deviations of log time and log power that all kernels at a setting have in common,
-    # besides: in no column, as there would be as many of these as settings, (2, C)
+    # deviations of log time and log power that all kernels at a setting share besides, (2, C)
     of_setting: Floats
 
     @property
@@ -168,10 +167,11 @@ def _directions(model: Model, features: Features, cov: Floats) -> tuple[Floats, 
     by = targets.by_kernel[:, some], targets.by_shared[:, some]
     free, prior = targets.free.astype(np.float64)[None], model.prior.of(some)
     time, power = features.settings
-    loadings = Loadings.of(by, (time[None], power[None]), free, model.sizes, prior).shared
+    none = np.zeros((1, len(time), model.observed.visits.shape[-1]))
+    shared = loadings(by, (time[None], power[None]), free, none, model.sizes, prior)[1]
     values, vectors = np.linalg.eigh(0.5 * (cov + cov.T))
     root = vectors * np.sqrt(np.maximum(values, 0.0))
-    moved = (loadings @ root).reshape(-1, len(cov))
+    moved = (shared @ root).reshape(-1, len(cov))
     columns = int(np.clip(_CELLS // max(1, targets.log.size), *_SHARED))
     kept = np.linalg.eigh(moved.T @ moved)[1][:, : -columns - 1 : -1]
     rest = np.square(moved).sum(axis=1) - np.square(moved @ kept).sum(axis=1)
@@ -193,14 +193,15 @@ class _Kernel:
         by = targets.by_kernel[:, [kernel]], targets.by_shared[:, [kernel]]
         free = targets.free.astype(np.float64)
         here = features[0][None], features[1][None]
-        loadings = Loadings.of(by, here, free[None], model.sizes, prior)
+        none = np.zeros((1, len(free), observed.visits.shape[-1]))
+        by_kernel, by_shared = loadings(by, here, free[None], none, model.sizes, prior)
         size = prior.spread.shape[1]
         parameters = np.diag(prior.spread[0])
         raw, physics = (np.concatenate([each[0, 0], each[1, 0]]) for each in by)
         moved = raw @ prior.kernels[0] + physics @ prior.shared
         self._expected = np.concatenate([moved, prior.kernels[0]])
-        self._by_kernel = np.concatenate([loadings.kernel[0], parameters])
-        self._shared = np.pad(loadings.shared[0], ((0, size), (0, 0)))
+        self._by_kernel = np.concatenate([by_kernel[0], parameters])
+        self._shared = np.pad(by_shared[0], ((0, size), (0, 0)))
         self._features, self._sizes = features, model.sizes
         self._own = own_variance(model.sizes, free)
         self._rows_own = own_variance(model.sizes, observed.free[kernel].astype(np.float64))
@@ -222,7 +223,7 @@ class _Kernel:
             k: Which kernel of those that ``given`` is of.
         """
         real = np.flatnonzero(given.real[k])
-        by_rows = given.loadings.kernel[k][real]
+        by_rows = given.by_kernel[k][real]
         # Entries and rows at the same place have its own part in common.
         time, power = (
             size**2 * here @ there[k].T + own[:, None] * self._at.T
@@ -240,7 +241,7 @@ class _Kernel:
             (physics + SCALES[scale] ** 2 * smooth) @ inverse
             for scale, inverse in zip(likely.tolist(), inverses, strict=True)
         ]
-        off, by_shared = given.left(given.shared)[k, real], given.loadings.shared[k][real]
+        off, by_shared = given.left(given.shared)[k, real], given.by_shared[k][real]
         each = np.array([gain @ off for gain in gains])
         known = np.tensordot(odds, np.array(gains), 1)
         expected = self._expected + self._shared @ given.shared + odds @ each
@@ -273,7 +274,7 @@ class _Kernel:
             entries.append(scales[:, None] * (weights @ here.T + places))
             rows.append(scales[:, None] * (weights @ there.T + of_rows))
         own = parameters @ self._by_kernel.T
-        own_rows = parameters @ given.loadings.kernel[k].T
+        own_rows = parameters @ given.by_kernel[k].T
         for all_of, (time, power) in ((own, entries), (own_rows, rows)):
             count = time.shape[1]
             all_of[:, :count] += time

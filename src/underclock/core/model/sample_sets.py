@@ -301,17 +301,16 @@ def visited(sample_set: SampleSet, settings: Sequence[Clocks]) -> Bools:
     return known
 
 
-def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats:
-    """Return by how much the power of all kernels at each setting is off together. Shape (C,).
+def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[float, Floats]:
+    """Return by how much power wanders, and columns of errors that makes of settings, (C, V).
 
     The power of a board wanders within minutes, and a visit to a setting measures many kernels: so
-    repeats of theirs in another visit are off alike, as a standard deviation of log power. What was
-    visited several times is off by the mean of these visits. Nothing where clocks were steered:
-    such rows have the errors of their co-load.
+    repeats of theirs in another visit are off alike, as a standard deviation of log power. Nothing
+    where clocks were steered: such rows have the errors of their co-load.
     """
     asked = [(sample.kernel, sample.asked) for sample in sample_set.samples]
     if all(clocks.is_auto for _, clocks in asked):
-        return np.zeros(len(settings))
+        return 0.0, np.zeros((len(settings), 0))
     log_w = np.log([sample.energy_j / sample.time_s for sample in sample_set.samples])
     row = np.unique([f"{kernel} {clocks}" for kernel, clocks in asked], return_inverse=True)[1]
     runs = np.bincount(row)[row]
@@ -326,17 +325,19 @@ def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> Floats:
     # Repeats a few minutes apart wander together in part, which their scatter does not show.
     apart = 1.0 - looks_alike(looked_at_s(sample_set.samples))[1]
     total = float(alike.sum()) / max(apart, _LEAST_APART) + _AS_VISITS * _WANDER**2
-    variance = total / (len(alike) + _AS_VISITS)
-    # What a kernel is off is the mean of its visits; all together, by their energy in the step.
-    counts = {kernel.name: kernel.count for kernel in sample_set.kernels}
-    step_j = np.array([counts[s.kernel] * s.energy_j for s in sample_set.samples]) / runs
-    first = np.unique(visit, return_index=True)[1].tolist()
-    step, squared = Counter[Clocks](), Counter[Clocks]()
-    for at, energy_j in zip(first, np.bincount(visit, step_j).tolist(), strict=True):
-        step[asked[at][1]] += energy_j
-        squared[asked[at][1]] += energy_j**2
-    shares = [squared[each] / step[each] ** 2 if each in step else 1.0 for each in settings]
-    return np.sqrt(max(variance, 0.0) * np.array(shares))
+    wander = math.sqrt(max(total, 0.0) / (len(alike) + _AS_VISITS))
+    # What a setting is off is the mean of its visits; those near in time are off alike.
+    taken, first = np.bincount(visit), np.unique(visit, return_index=True)[1]
+    at_s = np.bincount(visit, looked_at_s(sample_set.samples)) / taken
+    column = {clocks: c for c, clocks in enumerate(settings)}
+    place = np.array([column.get(asked[at][1], -1) for at in first.tolist()])
+    there = np.unique(place[place >= 0])
+    mean = (place == there[:, None]) * taken
+    mean = mean / mean.sum(axis=1, keepdims=True)
+    covariance = mean @ np.exp(-np.abs(at_s[:, None] - at_s) / _WANDERS_S) @ mean.T
+    errors = np.zeros((len(settings), len(there)))
+    errors[there] = wander * np.linalg.cholesky(covariance + 1e-9 * np.eye(len(there)))
+    return wander, errors
 
 
 def odd_rows(sample_set: SampleSet) -> tuple[str, ...]:

@@ -198,7 +198,7 @@ def test_rows_left_out_are_off_as_when_they_are_not_there() -> None:
     places, spot, real = places_of(model, features)
     given_ = Conditioned.of(model.observed, features, model.prior, model.sizes)
     # What all kernels share is taken to be as it was before rows.
-    given_ = given_.about(np.zeros(given_.loadings.shared.shape[-1]), np.eye(1))
+    given_ = given_.about(np.zeros(given_.by_shared.shape[-1]), np.eye(1))
     left_out = LeftOut.of(given_)
     cov = places.covariance(model.prior, model.sizes, _CALM, 0.0)
     cov = cov.reshape(2, len(places.kernel), 2, -1)[:, : spot.size, :, : spot.size].copy()

@@ -37,8 +37,8 @@ def test_rows_are_drawn_towards_their_neighbours_and_know_their_errors() -> None
     off, before = _energy_errors(smooth)[:, locked], _energy_errors(plain)[:, locked]
     assert np.std(off) < 0.9 * np.std(before)
     z = off / np.sqrt(smooth.variance(0.0, 1.0)[:, locked])
-    # Energies of kernels are taken to be off together 1.3 times as much as rows say one by one.
-    assert 0.5 < 1.3 * np.sqrt(np.mean(z**2)) < 1.6
+    # Energies of kernels are taken to be off together 1.7 times as much as rows say one by one.
+    assert 0.5 < 1.7 * np.sqrt(np.mean(z**2)) < 1.6
 
 
 @pytest.mark.untraced
