@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from underclock.campaign.progress import Tally
     from underclock.records import Plan, Validation
 
-_GPU, _SAMPLES, _REPEATS = "sim:rtx3080ti", 166, 4
+_GPU, _SAMPLES, _REPEATS = "sim:rtx3080ti", 190, 4
 _FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.html")
 
 

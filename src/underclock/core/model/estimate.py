@@ -91,6 +91,7 @@ _ANEW = 1.3  # times the samples that were fitted, from which they are fitted an
 # By how much more times, and energies, of kernels are off together than their rows say, one by one:
 # with 1.1 and 1.4, 90 and 88 % of campaigns' promises held (docs/evidence/few_rows.md).
 _TOGETHER = 1.3, 1.7
+_AT_LOCKS = 1.3, 1.4  # the same where what power wanders by is an error of its own
 _ATTESTED = 1.5  # runs of a row, from which on it is no slip, whatever other rows say
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
@@ -389,7 +390,7 @@ def at_locked_clocks(
     # A window that is far off all the rest is no slip: a peak of power holds a kernel at one clock.
     given = linear.telling()[0]
     left_out = LeftOut.of(given)
-    wider = _TOGETHER[0] * left_out.factor(0), _TOGETHER[1] * left_out.factor(1)
+    wider = _AT_LOCKS[0] * left_out.factor(0), _AT_LOCKS[1] * left_out.factor(1)
     posterior = posterior_of(linear, (given.shared, given.shared_cov), settings, wider)
     log = np.stack([bounded(posterior.log_s, *clocks), posterior.log_w])
     return dataclasses.replace(posterior, log=log), sizes
