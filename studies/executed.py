@@ -247,7 +247,7 @@ def missed(cells: Sequence[Cell]) -> Iterator[str]:
 def main() -> None:
     """Run what is missing, then write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--gpus", nargs="+", default=GPUS, choices=GPUS)
+    parser.add_argument("--gpus", nargs="+", default=GPUS)
     parser.add_argument("--boards", nargs="+", default=BOARDS, help="smooth, or numbers of units")
     parser.add_argument("--budgets", nargs="+", type=float, default=BUDGETS)
     parser.add_argument("--latencies", nargs="+", type=float, default=LATENCIES_S)
