@@ -19,7 +19,7 @@ from underclock.store import SampleFile, read_document
 from underclock.testing import served_gpus
 
 _AGAIN = ["tune", "--gpu", "sim:a100", "-o", "tuned"]
-_TUNE = [*_AGAIN, "--precision", "3%"]
+_TUNE = [*_AGAIN, "--precision", "2%"]
 
 
 @pytest.fixture(autouse=True)
