@@ -66,7 +66,10 @@ PARTS: dict[str, Off] = {
     },
     "disturbed rows": {f"{_MODEL}left_out.LeftOut.odd": np.zeros(1, dtype=bool)},
     "widening by left-out rows": {f"{_MODEL}left_out.LeftOut.factor": lambda *_: 1.0},
-    "sums off together": {f"{_MODEL}estimate._TOGETHER": (1.0, 1.0)},
+    "sums off together": {
+        f"{_MODEL}estimate._TOGETHER": (1.0, 1.0),
+        f"{_MODEL}estimate._AT_LOCKS": (1.0, 1.0),
+    },
     "bounds of time": {f"{_MODEL}estimate.bounded": lambda log_s, *_: log_s},
     "times between rows": {f"{_MODEL}estimate.between_rows": lambda posterior, *_: posterior},
     "attested rows": {f"{_MODEL}estimate._ATTESTED": np.inf},
