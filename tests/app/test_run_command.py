@@ -45,7 +45,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("served")
-def test_it_ends_with_the_commands_code_and_says_what(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_ends_with_the_commands_code_and_says_what_was_seen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     command = [sys.executable, "-S", "-c", "print('mine'); raise SystemExit(3)"]
     with pytest.raises(SystemExit) as ended:
         main(["run", "plan.json", "--json", "--log", "log.jsonl", "--", *command])
@@ -62,7 +64,9 @@ def test_it_ends_with_the_commands_code_and_says_what(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("served")
-def test_a_command_ended_by_a_signal_has_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_a_signal_ends_has_the_shells_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     command = [sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 15)"]
     with pytest.raises(SystemExit) as ended:
         main(["run", "plan.json", "--dry-run", "--", *command])
