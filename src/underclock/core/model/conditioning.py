@@ -138,14 +138,7 @@ def loadings(
             0.0 * drivers,
             none * visits,
         ),
-        (
-            by_shared[1] @ prior.shared_root,
-            -COUPLED * time,
-            power,
-            0.0 * drivers,
-            drivers,
-            visits,
-        ),
+        (by_shared[1] @ prior.shared_root, -COUPLED * time, power, 0.0 * drivers, drivers, visits),
     )
     shared = [
         np.concatenate(

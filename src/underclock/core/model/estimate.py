@@ -375,15 +375,20 @@ def bounded(log_s: Floats, core_mhz: Floats, mem_mhz: Floats) -> Floats:
 
 def at_locked_clocks(
     model: FittedModel,
-    clocks: tuple[Floats, Floats],  # core and memory clocks of the settings, (C,)
+    clocks: tuple[Floats, Floats],
     settings: tuple[Clocks, ...],
     celsius: float,
-    errors: Floats | None = None,  # of log power, of all rows at a setting: columns, (C, V)
+    errors: Floats | None = None,
 ) -> tuple[Posterior, Sizes]:
-    """Estimate every kernel of a fit at locked clocks, whatever limits power."""
+    """Estimate every kernel of a fit at locked clocks, whatever limits power.
+
+    Args:
+        clocks: Core and memory clocks of the settings. Shapes (C,).
+        errors: Columns of errors of log power that all rows at a setting have. Shape (C, V).
+    """
     targets = Targets.of(model, clocks, np.zeros(len(settings), dtype=bool), celsius)
     observed = Observed.of(model, model.rows, len(model.rows.names), alike=True)
-    observed = observed if errors is None else observed.visited(targets, errors)
+    observed = observed if errors is None else observed.with_visits(targets, errors)
     usual = OF_CO_LOAD if HEATER in model.rows.names else OF_LOCKS
     sizes = likeliest_sizes(observed, targets, model.prior, usual)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)

@@ -131,7 +131,7 @@ class Observed:
             visits=padded(np.zeros((1, len(first), 0)))[0],
         )
 
-    def visited(self, targets: Targets, errors: Floats) -> "Observed":
+    def with_visits(self, targets: Targets, errors: Floats) -> "Observed":
         """Return the same whose rows have a setting's errors of log power. Shape (C, V)."""
         at = np.array([is_at(self, targets, k) for k in range(len(self.core_mhz))])
         return dataclasses.replace(self, visits=at @ errors)

@@ -323,12 +323,13 @@ def power_wander(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[flo
     several = many > 1
     alike = (sums**2 - squares)[several] / (many * (many - 1.0))[several]
     # Repeats a few minutes apart wander together in part, which their scatter does not show.
-    apart = 1.0 - looks_alike(looked_at_s(sample_set.samples))[1]
+    at_s = looked_at_s(sample_set.samples)
+    apart = 1.0 - looks_alike(at_s)[1]
     total = float(alike.sum()) / max(apart, _LEAST_APART) + _AS_VISITS * _WANDER**2
     wander = math.sqrt(max(total, 0.0) / (len(alike) + _AS_VISITS))
     # What a setting is off is the mean of its visits; those near in time are off alike.
     taken, first = np.bincount(visit), np.unique(visit, return_index=True)[1]
-    at_s = np.bincount(visit, looked_at_s(sample_set.samples)) / taken
+    at_s = np.bincount(visit, at_s) / taken
     column = {clocks: c for c, clocks in enumerate(settings)}
     place = np.array([column.get(asked[at][1], -1) for at in first.tolist()])
     there = np.unique(place[place >= 0])

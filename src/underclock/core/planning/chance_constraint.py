@@ -104,7 +104,7 @@ class _Search:
             else:
                 change = self._met(candidate)
                 margin = room(change.time_spread, self.tolerance)
-                overrun = change.time_change + margin - self.budget
+                overrun = self._late(change)
                 if overrun <= _SMALL:
                     low = max(low, aim)
                     if overrun > -_UNUSED * max(abs(margin), _SMALL):
@@ -163,9 +163,9 @@ class _Search:
             mixed, dropped = taken.copy(), list[int]()
             for g in back[np.argsort(saved_j[back] / late[back])].tolist():
                 mixed[g] = kept[g]
-                dropped.append(g)
                 if self._keeps(groups.spread(mixed)):
-                    break
+                    break  # with this group as it was taken it did not
+                dropped.append(g)
             else:
                 mixed = kept.copy()
             for g in reversed(dropped):
