@@ -19,7 +19,7 @@ from underclock.core.tracing.profile import captured_calls, saw_all, synchronisi
 from underclock.core.tracing.recapture import ALIKE, unlike
 from underclock.errors import NoMemoryError
 from underclock.hw.base import Clock
-from underclock.hw.cuda.capture import CannotCaptureError, capture, waiting_operators
+from underclock.hw.cuda.capture import CannotCaptureError, capture, splitting, waiting_operators
 from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, wait_for_gpu
 from underclock.hw.cuda.launcher import CudaLauncher
@@ -144,11 +144,14 @@ class StepLook:
             stream = library.cuda.Stream()
             stream.wait_stream(library.cuda.current_stream())
             library.cuda.set_stream(stream)
-            yield
-        inputs, snapshot = candidates(library), Snapshot()
-        self.phase(TracePhase.CAPTURING)
         try:
             with capture(waiting_operators(library, synchronising(trace))) as taken:
+                # Pinned memory that this step reads is kept. Given back within the capture, it has
+                # an event there, and a loader's thread that asks for that event ends the capture.
+                with splitting(library, taken.parts):
+                    yield
+                inputs, snapshot = candidates(library), Snapshot()
+                self.phase(TracePhase.CAPTURING)
                 with recorded() as recording, taken.under_way():
                     yield
                 graph = taken.captured()

@@ -251,12 +251,12 @@ def _copying(torch: Any, parts: Parts, kernel: Any) -> Callable[..., Any]:
         if not torch.is_tensor(source):  # a number comes as a number of Python's
             dtype = torch.float64 if isinstance(source, float) else None
             source = torch.tensor(source, dtype=dtype)
-        if not parts.capturing or to.is_cuda == source.is_cuda:
-            return kernel.call_boxed(keyset, to, source, non_blocking)
-        host = source if to.is_cuda else to
-        if non_blocking and host.is_pinned():
+        host, crosses = source if to.is_cuda else to, to.is_cuda != source.is_cuda
+        pinned = crosses and non_blocking and host.is_pinned()
+        if pinned:
             parts.keep(host)
-            return kernel.call_boxed(keyset, to, source, True)
+        if pinned or not (crosses and parts.capturing):
+            return kernel.call_boxed(keyset, to, source, non_blocking)
         with parts.paused(_COPY):
             kernel.call_boxed(keyset, to, source, non_blocking)
             like = to if to.is_cuda else source

@@ -1,6 +1,7 @@
 """A step split into parts wherever the host waits, on PyTorch's own dispatcher, graphs faked."""
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from underclock.hw.cuda.capture import (  # noqa: E402
     Parts,
+    _copying,
     splitting,
     waiting_operators,
 )
@@ -189,6 +191,30 @@ def test_waiting_for_the_gpu_ends_a_part(
     first, second = ["begin", "end", "replay"], ["begin", "end", "replay"]
     assert tape.said == [*first, *([said] if said else []), *second]
     assert sum(parts.between.values()) == 1
+
+
+class Batch:
+    """A tensor of a loader, pinned, or its place on the GPU."""
+
+    def __init__(self, *, is_cuda: bool) -> None:
+        self.is_cuda, self.is_pinned = is_cuda, lambda: not is_cuda
+
+
+def test_pinned_memory_that_was_read_before_a_capture_lives_as_long_as_the_graphs() -> None:
+    parts = Parts(fake_torch(Tape()))
+    copied = []
+    kernel = SimpleNamespace(call_boxed=lambda *of: copied.append(of[-1]))
+    copy = _copying(SimpleNamespace(is_tensor=lambda _: True), parts, kernel)
+    here, batches = Batch(is_cuda=True), [Batch(is_cuda=False) for _ in range(2)]
+    alive = [weakref.ref(batch) for batch in batches]
+    for batch, waits in zip(batches, (True, False), strict=True):
+        copy(None, here, batch, not waits)
+    del batches, batch
+
+    assert copied == [False, True]  # nothing waits that did not
+    assert [ref() is not None for ref in alive] == [False, True]
+    parts.release()
+    assert alive[1]() is None
 
 
 def test_pytorch_is_as_before_however_the_block_ends(tape: Tape) -> None:
