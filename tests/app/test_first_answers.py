@@ -12,6 +12,7 @@ from underclock.core.planning.best_choice import Goal
 from underclock.hw.base import parse_gpu
 from underclock.hw.simulated.driver import simulated_driver
 from underclock.records import ALONE
+from underclock.report.answer import larger_budgets, next_sentence
 from underclock.store import SampleFile, read_samples
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
@@ -68,3 +69,8 @@ def test_a_step_that_cannot_be_captured_is_planned_as_it_ran(
     assert made.headline.cost is not None
     assert made.headline.cost.energy_j == pytest.approx(whole.energy_j)
     assert any("one pair of clocks" in words for words in made.warnings)
+    assert made.answer[0] == "No other clocks were measured: clocks stay as they are."
+    assert next_sentence(made, "p.json", "torchrun t.py").endswith(
+        "underclock run -- torchrun t.py"
+    )
+    assert not larger_budgets(made)  # what was never measured saves nothing

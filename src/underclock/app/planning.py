@@ -33,7 +33,7 @@ from underclock.records import (
     SampleSet,
     Strategy,
 )
-from underclock.report.answer import ONE_PAIR
+from underclock.records.answers import ONE_PAIR
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
 

@@ -25,6 +25,8 @@ _EVIDENCE = {
     Evidence.SIMULATED: "Simulated {}, not measured on a GPU",
 }
 
+ONE_PAIR = "every sample is at one pair of clocks, so there is nothing to choose from"
+"""Warning of a plan that had no choice."""
 Interval = tuple[float, float] | None
 
 
@@ -32,16 +34,14 @@ def answer_of(plan: "Plan", validation: "Validation | None" = None) -> tuple[str
     """Return what a plan saves, what that costs in time, and how sure both are.
 
     Where the plan's 95 % interval of energy holds 0, the first line says that no saving is
-    promised.
-
-    Args:
-        plan: The plan.
-        validation: How it came out where it was run again.
+    promised; the last, how a validation came out that ran the plan again.
     """
     arm = None if gives_nothing(plan) else plan.headline
     against = "" if plan.baseline.is_auto else f" against {plan.baseline}"
     most = "at most " if plan.bound is plan.chosen else ""
     saves = _saves(arm, plan.auto, of=against, most=most)
+    if ONE_PAIR in plan.warnings:
+        saves = "No other clocks were measured: clocks stay as they are."
     return saves, _takes(plan), _rests_on(plan, validation)
 
 

@@ -17,7 +17,13 @@ from underclock.records import (
     Plan,
     Strategy,
 )
-from underclock.records.answers import gives_nothing, is_unsure, may_save_nothing, no_change
+from underclock.records.answers import (
+    ONE_PAIR,
+    gives_nothing,
+    is_unsure,
+    may_save_nothing,
+    no_change,
+)
 from underclock.report.wording import (
     arm_title,
     auto_word,
@@ -29,12 +35,6 @@ from underclock.report.wording import (
     listed,
 )
 from underclock.units import plain_percent
-
-ONE_PAIR = (
-    "every sample is at one pair of clocks, so there is nothing to choose from: "
-    "measure at other clocks too, with `underclock measure`"
-)
-"""Warning of a plan that had no choice."""
 
 _EXACT = 1e-5  # of auto's time: so far above a budget is rounding
 _AS_MUCH = 0.001  # of auto's energy and time: two arms this near are equally good
@@ -56,6 +56,8 @@ def next_sentence(plan: Plan, file: str, train: str = "") -> str:
         text = f"more samples narrow the interval: {again}, with a longer --time-limit"
     elif gives_nothing(plan):
         text = _more_time(plan)
+        if train and ONE_PAIR in plan.warnings:
+            text = f"learn clocks while it trains, where they may be set: underclock run -- {train}"
     elif plan.bound is plan.chosen:
         text = "--latency 6ms, or as long as your GPU takes, for what it can follow"
         if not plan.step.order:  # then changes between launches cannot be planned
@@ -211,7 +213,7 @@ def frontier_of(plan: Plan) -> Sequence[Cost]:
 def larger_budgets(plan: Plan) -> tuple[tuple[float, float], ...]:
     """Return larger time budgets, and the energy change expected with each on its frontier."""
     frontier = frontier_of(plan)
-    if len(frontier) < 2:  # noqa: PLR2004 - one is no line
+    if len(frontier) < 2 or ONE_PAIR in plan.warnings:  # noqa: PLR2004 - one is no line
         return ()
     return tuple(
         (slowdown, change)
