@@ -41,7 +41,6 @@ from underclock.records.serving import Basis, ServingBucket, ServingCost, Servin
 
 NASTY = "<script>alert(1)</script>&"
 GPU = GpuInfo(name="NVIDIA GeForce RTX 3080 Ti", driver="555.42", power_limit_w=350.0)
-ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 MINUS = "\N{MINUS SIGN}"
 
 

@@ -16,25 +16,6 @@ def slack_s(network: Network, duration_s: Floats) -> Floats:
     return np.maximum(slack, 0.0)
 
 
-def instruction_costs(
-    job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0
-) -> tuple[Floats, Floats]:
-    """Return time in s and energy in J of every instruction. Shapes (n,).
-
-    What runs beside a rank's first stream takes what it adds to waiting.
-
-    Args:
-        job: What is run.
-        clocks: Of each rank.
-        latency_s: How late a change of clocks comes.
-
-    Raises:
-        DataError: Ranks wait in a circle.
-    """
-    each = taken(table_of(job), RowChoice.held(clocks), latency_s)
-    return each.time_s, each.energy_j
-
-
 def job_cost(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -> Cost:
     """Return what an iteration takes of time and energy, all ranks together, against auto.
 

@@ -41,22 +41,6 @@ def made_mix(**changed: Any) -> Window:
     return msgspec.structs.replace(IDLE, **fields)
 
 
-def made_step(**changed: Any) -> Window:
-    """Return a step of 0.4 s by itself, its clock moving by 20 MHz around 1600."""
-    fields = {
-        "kernel": "",
-        "mix": Mix(),
-        "time_s": 0.4,
-        "energy_j": 200.0,
-        "kernel_s": (0.1, 0.2),
-        "idle_s": None,
-        "spin_mhz": None,
-        "core_mhz": 1600.0,
-        "core_spread_mhz": 20.0,
-    }
-    return made_mix(**fields | changed)
-
-
 def made_point(
     kernel: str, power_w: float | None, core_mhz: float = 2000.0, windows: float = 1.0
 ) -> KernelPoint:

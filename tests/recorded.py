@@ -5,7 +5,6 @@ Those of ``studies/zoo/ordinary.py`` were written on an H200 by a study that is 
 """
 
 import gzip
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from underclock.core.tracing.captured import PlainRun, captured_step, profiled_s
 from underclock.core.tracing.profile import activities, captured_calls
 from underclock.records.work import Node, Traced, TracedActivity
 
-_CATEGORIES = frozenset(
-    (
-        *("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "cuda_sync"),
-        *("kernel", "gpu_memset", "gpu_memcpy"),
-    )
-)
 _FACTS = frozenset(
     (
         *("correlation", "grid", "block", "device", "stream", "bytes"),
@@ -77,28 +70,3 @@ def write(path: Path, recording: Recording) -> None:
     """Write a recording; the same one makes the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(msgspec.json.encode(recording), compresslevel=9, mtime=0))
-
-
-def compact(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tracing reads of a trace: times from 0 on, threads and processes numbered."""
-    events = [
-        event
-        for event in trace["traceEvents"]
-        if event.get("ph") == "X" and event.get("cat") in _CATEGORIES
-    ]
-    begins = min((float(event["ts"]) for event in events), default=0.0)
-    threads: dict[object, int] = {}
-    return {
-        "traceEvents": [
-            {
-                "ph": "X",
-                "cat": event["cat"],
-                "name": event["name"],
-                "tid": threads.setdefault(event.get("tid"), len(threads)),
-                "ts": round(float(event["ts"]) - begins, 3),
-                "dur": round(float(event.get("dur", 0.0)), 3),
-                "args": {k: v for k, v in event.get("args", {}).items() if k in _FACTS},
-            }
-            for event in events
-        ]
-    }

@@ -43,7 +43,7 @@ from underclock.records import ALONE, Mix, SampleSet, Window
 _METERED_STEPS = 2
 # Of the way from the heater's clock to boost.
 _LADDER = (1.0, 0.5, 0.25, 0.75, 0.1, 0.6, 0.35, 0.9)
-_FIRST_RUNGS = 2  # enough to say which co-load a step needs
+_FIRST_RUNGS = 3  # enough to say which co-load a step needs, and what it draws
 _STEPS = (1.0, 0.5, 0.1, 0.3, 0.75)  # of the same way, for the step; low clocks take longest
 _REPEATS = 2  # of a rung where the heater is subtracted, and of a kernel's mix
 _TRIES = 2  # more than there are rungs, each corrected by what the last one read
@@ -113,8 +113,8 @@ def variance_in(mix: Mix, own: DrawAtClock, conditions: MixConditions) -> float:
     coload = conditions.coload
     parts = []
     if mix.hot:
-        heater_s = mix.hot * conditions.expected(conditions.heater, own.core_mhz).time_s
-        parts.append((heater_s, coload.heater_w(own.core_mhz, coload.own_mem_mhz)))
+        hot_s = conditions.expected(conditions.heater, own.core_mhz).time_s
+        parts.append((mix.hot * hot_s, coload.heater_w(hot_s, coload.own_mem_mhz)))
     if mix.idle_s:
         idle = coload.idle_w(own.core_mhz, coload.own_mem_mhz, conditions.temperature_c)
         parts.append((mix.idle_s, idle))

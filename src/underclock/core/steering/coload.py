@@ -21,8 +21,8 @@ WINDOW_NOISE = 0.004
 counter ticks, differed by 0.26 to 0.41 % (docs/evidence/h200)."""
 _ASSUMED = 1.0 / 3.0  # of what idle power is assumed to change by, away from where it was measured
 _OF_IDLE = 2  # errors of idling: how it follows the clock, and its level
-_DEGREE = 2  # of the heater's log power in log clock, at most
-_BIN_MHZ = 15.0  # clocks that are closer count as one
+_DEGREE = 2  # of the heater's log power in its log pace, at most
+_BIN = 0.01  # paces that differ by less count as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Power:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeaterCurve:
-    """A polynomial of log power in log clock, by weighted least squares."""
+    """Log power by log pace: launches a second, which show its own clock. By least squares."""
 
     first: int  # index of its first coefficient's error among the errors in common
-    log_mhz: Floats  # of the clocks measured, relative to `middle`, their mean logarithm, (N,)
+    log_pace: Floats  # of what was measured, relative to `middle`, their mean logarithm, (N,)
     middle: float
     coefficients: Floats  # highest power first, (P,)
     errors: Floats  # how these move with each error of their own, (P, P)
@@ -55,12 +55,12 @@ class _HeaterCurve:
 
 
 def _heater_curve(measured: Sequence[Sequence[float]], first: int) -> _HeaterCurve:
-    """Fit measurements: clock, power, its relative spread, and relative errors of idling."""
-    core_mhz, power_w, spread, *of_idle = np.array(measured).T
-    middle, log_w = float(np.log(core_mhz).mean()), np.log(power_w)
-    log_mhz = np.log(core_mhz) - middle
-    degree = min(_DEGREE, len(np.unique(np.round(core_mhz / _BIN_MHZ))) - 1)
-    columns = np.vander(log_mhz, degree + 1)
+    """Fit measurements: a launch's time, power, its relative spread and errors of idling."""
+    launch_s, power_w, spread, *of_idle = np.array(measured).T
+    middle, log_w = float(-np.log(launch_s).mean()), np.log(power_w)
+    log_pace = -np.log(launch_s) - middle
+    degree = min(_DEGREE, len(np.unique(np.round(log_pace / _BIN))) - 1)
+    columns = np.vander(log_pace, degree + 1)
     normal = columns.T @ (columns / spread[:, None] ** 2)
     covariance: Floats = np.asarray(np.linalg.inv(normal), dtype=np.float64)
     coefficients = covariance @ (columns.T @ (log_w / spread**2))
@@ -70,13 +70,25 @@ def _heater_curve(measured: Sequence[Sequence[float]], first: int) -> _HeaterCur
     excess = float(residuals @ residuals) / freedom - 1.0 if freedom else 0.0
     return _HeaterCurve(
         first=first,
-        log_mhz=log_mhz,
+        log_pace=log_pace,
         middle=middle,
         coefficients=coefficients,
         errors=np.asarray(np.linalg.cholesky(covariance), dtype=np.float64),
         misfit=math.sqrt(max(excess, 0.0)) * float(spread.mean()),
         of_idle=covariance @ (columns.T @ (np.array(of_idle).T / spread[:, None] ** 2)),
     )
+
+
+def pace_in(window: Window, once_s: float) -> float:
+    """Return by how much launches took longer in the window of the clock than when timed.
+
+    They are timed a second later (the kernel of a mix, or one step, for ``once_s``), and a clock
+    that hunts is another then. What is more than the clock moved by is time between launches.
+    """
+    parts_s = window.mix.launches * once_s, window.mix.hot * (window.hot_s or 0.0)
+    longer = window.time_s / math.fsum((*parts_s, window.idle_s or 0.0))
+    moved = window.spread_mhz / window.at_mhz
+    return longer if abs(longer - 1.0) <= moved else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +98,7 @@ class CoLoad:
     shape: GpuConstants  # how idle power is assumed to follow clock and temperature
     own_mem_mhz: float  # memory clock of a GPU left to itself
     idle: tuple[Window, ...] = ()  # windows of nothing but idling
-    # its power by core clock, for each memory clock
+    # its power by its pace, for each memory clock
     heater: dict[float, _HeaterCurve] = field(default_factory=dict)
 
     @classmethod
@@ -110,7 +122,7 @@ class CoLoad:
             power = coload.of_heater(window)
             if power is not None and power.total_w < power.mean_w < below_w:
                 errors = np.array([power.spread_w, *power.shared_w]) / power.mean_w
-                row = window.at_mhz, power.mean_w, *errors
+                row = (window.hot_s or 0.0) * pace_in(window, 0.0), power.mean_w, *errors
                 measured[coload.mem_mhz(window)].append(row)
         for mem_mhz, rows in measured.items():
             coload.heater[mem_mhz] = _heater_curve(rows, coload.errors)
@@ -146,15 +158,15 @@ class CoLoad:
         errors_w[:_OF_IDLE] = _ASSUMED * (mean_w - near.power_w), WINDOW_NOISE * mean_w
         return Power(mean_w, 0.0, errors_w)
 
-    def heater_w(self, core_mhz: float, mem_mhz: float) -> Power | None:
-        """Return what the heater draws; ``None`` where it was never measured."""
+    def heater_w(self, launch_s: float, mem_mhz: float) -> Power | None:
+        """Return what the heater draws while a launch of it takes so long; ``None`` if unknown."""
         curve = self.heater.get(mem_mhz)
         if curve is None:
             return None
-        x = math.log(core_mhz) - curve.middle
+        x = -math.log(launch_s) - curve.middle
         column = np.vander([x], len(curve.coefficients))[0]
         # Outside what was measured a slope of one is all that is expected.
-        beyond = max(float(curve.log_mhz.min()) - x, x - float(curve.log_mhz.max()), 0.0)
+        beyond = max(float(curve.log_pace.min()) - x, x - float(curve.log_pace.max()), 0.0)
         mean_w = math.exp(float(column @ curve.coefficients))
         errors = np.zeros(self.errors)
         errors[:_OF_IDLE] = column @ curve.of_idle
@@ -165,7 +177,7 @@ class CoLoad:
         """Return the heater's power in a window of co-load by itself; ``None`` if it has none."""
         if window.mix.launches or window.hot_s is None:
             return None
-        return self.subtract(window, window.mix.hot * window.hot_s, 0.0)
+        return self.subtract(window, window.mix.hot * window.hot_s * pace_in(window, 0.0), 0.0)
 
     def subtract(self, window: Window, heater_s: float, kernel_s: float) -> Power | None:
         """Return the mean power of one part of a round, without that of its co-load.
@@ -187,7 +199,7 @@ class CoLoad:
             # The gaps between launches are short, and draw what launches do.
             round_j *= 1.0 - idle_s / window.time_s
         if kernel_s and heater_s:
-            parts.append((heater_s, self.heater_w(window.at_mhz, mem_mhz)))
+            parts.append((heater_s, self.heater_w(heater_s / window.mix.hot, mem_mhz)))
         coload_j, spread_j = 0.0, [WINDOW_NOISE * window.energy_j]
         shared_j = np.zeros(self.errors)
         for for_s, power in parts:

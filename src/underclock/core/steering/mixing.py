@@ -33,7 +33,7 @@ _MOST_SHARE = 0.9  # of a round that co-load may take: of less, nothing can be r
 _USUALLY_HELD = 0.85  # of a clock that the cap does not allow, where the clock was not read
 _MOST_IDLE = 3.0  # of the time a kernel runs, idling next to it
 _ALIKE = 0.02  # mixes that differ by less are the same
-_PERIOD_S = 0.02  # between pieces: about as often as power caps act
+_PERIOD_S = 0.005  # between pieces: a cap looks each 20 ms, and would see those in one phase
 _SPIN_LATE_S = 9e-7  # what a count of cycles takes besides: 20.0009 ms for 20 on an idle H200
 
 LONGEST_ROUND_S = 0.08

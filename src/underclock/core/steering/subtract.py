@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from underclock.core.steering.coload import WINDOW_NOISE, CoLoad, Power
+from underclock.core.steering.coload import WINDOW_NOISE, CoLoad, Power, pace_in
 from underclock.core.step.power_cap import HALF_BIN_MHZ, is_uneven
 from underclock.core.step.whole_step import StepDraw
 from underclock.physics.cap import WINDOW_S
@@ -99,7 +99,7 @@ def subtract_coload(
                 )
                 for (name, time_s), core_mhz in zip(times_s.items(), clocks_mhz, strict=True)
             ]
-        scale = _as_in_window(window, kernels)
+        scale = pace_in(window, _once_s(window, kernels))
         power = None if whole_step else _power(window, kernels, coload, scale)
         if window.spin_mhz is not None and power is None:
             continue
@@ -131,7 +131,7 @@ def step_draws(
     draws = []
     for window in mixed:
         if not window.kernel and window.kernel_s and not is_uneven(window):
-            power = _power(window, kernels, coload, _as_in_window(window, kernels))
+            power = _power(window, kernels, coload, pace_in(window, _once_s(window, kernels)))
             if power is not None:
                 draws.append(StepDraw(window.at_mhz, power.mean_w, power.total_w))
     return tuple(draws)
@@ -145,19 +145,6 @@ def _once_s(window: Window, kernels: Sequence[Kernel]) -> float:
         return window.kernel_s[0]
     counted = zip(kernels, window.kernel_s, strict=True)
     return math.fsum(kernel.waited_count * each_s for kernel, each_s in counted)
-
-
-def _as_in_window(window: Window, kernels: Sequence[Kernel]) -> float:
-    """Return by how much launches took longer in the window of the clock than when timed.
-
-    They are timed a second later, and a clock that hunts is another then: a round shows both.
-    What a round takes more than the clock moved by is time between launches.
-    """
-    step_s = window.mix.launches * _once_s(window, kernels)
-    parts_s = [step_s, window.mix.hot * (window.hot_s or 0.0), window.idle_s or 0.0]
-    scale = window.time_s / math.fsum(parts_s)
-    moved = window.spread_mhz / window.at_mhz
-    return scale if abs(scale - 1.0) <= moved else 1.0
 
 
 def _power(window: Window, kernels: Sequence[Kernel], coload: CoLoad, scale: float) -> Power | None:

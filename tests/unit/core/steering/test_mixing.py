@@ -200,6 +200,7 @@ def test_coload_is_even_in_time_and_hardly_more_or_less(
     periods_s = _periods_s(mix, launches_s, 1.6e-3)
     mean_s = sum(periods_s) / len(periods_s)
     assert max(abs(period_s - mean_s) for period_s in periods_s) <= 2 * max(launches_s)
+    assert mean_s < 0.012 or len(mix.after) == len(launches_s) or max(launches_s) > 2e-3
 
 
 def test_each_launch_runs_at_the_clock_of_the_idling_around_it() -> None:

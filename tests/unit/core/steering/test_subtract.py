@@ -8,6 +8,7 @@ from made_up_mixes import (
     STEP_KERNELS,
     made_coload,
     made_mix,
+    made_rung,
 )
 from steered_gpu import GPU, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic
 from underclock.core.design import Wanted
@@ -99,6 +100,14 @@ def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:
             1
         ]
     )
+
+
+def test_the_heater_draws_by_how_long_it_took_whatever_clock_was_read() -> None:
+    coload = made_coload(made_rung(1500.0, 1.3e-3, 700.0), made_rung(1800.0, 1.1e-3, 900.0))
+    mixed = {"mix": Mix(hot=1, idle_s=1e-3), "time_s": 3.2e-3, "energy_j": 1.8, "hot_s": 1.2e-3}
+    read = [made_mix(core_mhz=mhz, spin_mhz=1650.0, **mixed) for mhz in (1650.0, 1720.0)]
+    powers_w = [subtract_coload([one], STEP_KERNELS, coload)[-1].power_w for one in read]
+    assert powers_w[0] == pytest.approx(powers_w[1], rel=0.02)  # what idling draws follows it
 
 
 def test_what_is_left_of_a_mix_is_the_kernels() -> None:
