@@ -209,12 +209,13 @@ def table(cells: Sequence[Cell]) -> str:
         "at most",
     )
     rows: list[tuple[object, ...]] = [heads]
-    names = [(gpu, kind) for kind in (True, False) for gpu in (*GPUS, "")]
+    gpus = dict.fromkeys(one.gpu for one in cells)
+    names = [(gpu, kind) for kind in (True, False) for gpu in (*gpus, "")]
     for gpu, kind in names:
         some = [
             one
             for one in cells
-            if one.arm and one.gpu.startswith(gpu) and (one.board == SMOOTH[1:]) is kind
+            if one.arm and gpu in {"", one.gpu} and (one.board == SMOOTH[1:]) is kind
         ]
         if not some:
             continue
@@ -276,7 +277,7 @@ def main() -> None:
             known |= {one.key: one for one in each.result()}
     cells = [known[*named, *key] for named in boards for key in keys]
     parts = {"boards": table(cells), "missed": "\n".join(missed(cells))}
-    whole = set(given.gpus) == set(GPUS) and "smooth" in given.boards
+    whole = set(given.gpus) >= set(GPUS) and "smooth" in given.boards
     repeats = f"Means of {given.runs} runs of {STEPS} steps each, auto and the plan in turn."
     fill("executed", parts, repeats=repeats, whole=whole)
 

@@ -30,7 +30,7 @@ from underclock.core.planning.strategies import choose_kernels
 from underclock.core.steering import IDLING, next_thinned
 from underclock.core.step.cost_table import cost_table
 from underclock.core.step.power_cap import driver_says, held_at_auto
-from underclock.core.step.power_capped_step import fixed_costs
+from underclock.core.step.power_capped_step import fixed_costs, is_free
 from underclock.core.step.whole_step import WHOLE_STEPS
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
@@ -111,7 +111,7 @@ _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 _MORE = 20  # samples on file, for each of which a round has one sample more
 _AT_LOCK = 3  # runs of the step at a locked clock, so that an odd one is seen
-_BELOW_LIMIT = 0.95  # of what auto draws at its limit: the cap then surely lets the step be
+_BELOW_LIMIT = 0.95  # of what auto draws at its limit, and of a lock's clock that drew more
 _HURRIED = 3.0  # times the least that the first looks take: steps may be long, kernels many
 
 
@@ -372,23 +372,24 @@ class Adaptive(WindowPolicy):
     def _step_at_lock(self, fit: Estimate, samples: SampleSet) -> list[Wanted]:
         """Return one more run of the whole step at a lock, where the cap holds it at auto.
 
-        What kernels sum up to in the step, auto does not say apart from where the cap holds them.
-        The lock is the fastest at which the cap should let the step be; one that it holds is all.
+        It says what kernels sum up to in the step: at the fastest lock that the cap should let be.
         """
         ran, table = samples.locked_steps, fit.costs.table
-        held = any(driver_says(window.throttle_reasons) is not False for window in ran)
-        at_limit = held_at_auto(samples)
-        if not (self._whole and at_limit and table.power_cap) or held or len(ran) >= _AT_LOCK:
+        free = [window for window in ran if is_free(window, table.auto_w)]
+        done = len(free) == _AT_LOCK or len(ran) == 2 * _AT_LOCK or not self._whole
+        if done or not (held_at_auto(samples) and table.power_cap):
             return []
-        if ran:
-            return [Wanted(asked=ran[0].asked, timed=False, warm=True)]
+        if free:
+            return [Wanted(asked=free[-1].asked, timed=False, warm=True)]
         time_s, energy_j = fixed_costs(table)
         with np.errstate(invalid="ignore"):
             below = energy_j / time_s < _BELOW_LIMIT * table.auto_w
-        own_mhz = table.settings[table.power_cap.boost].mem_mhz
-        near = [c for c in self._settings if c.core_mhz and c.mem_mhz == own_mhz]
-        clocks = [c for c in near if c in table.settings and below[table.settings.index(c)]]
-        fastest = max(clocks, key=lambda each: each.core_mhz or 0, default=None)
+        memory = table.settings[table.power_cap.boost].mem_mhz
+        slower_mhz = _BELOW_LIMIT * min((w.asked.core_mhz or 0 for w in ran), default=math.inf)
+        near = [c for c in self._settings if c.mem_mhz == memory and c in table.settings]
+        slower = [c for c in near if 0 < (c.core_mhz or 0) <= slower_mhz]
+        cool = [c for c in slower if below[table.settings.index(c)]]
+        fastest = max(cool, key=lambda each: each.core_mhz or 0, default=None)
         return [] if fastest is None else [Wanted(asked=fastest, timed=False, warm=True)]
 
     def _has_more(self, kernel: Kernel, clocks: Clocks) -> bool:

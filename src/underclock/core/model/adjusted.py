@@ -46,24 +46,45 @@ def with_means(posterior: Posterior, log_s: Floats, log_w: Floats, repeats: Floa
     return dataclasses.replace(posterior, log=log, moves=moves)
 
 
-def with_ratio(posterior: Posterior, ratio: float, spread: float) -> Posterior:
+def with_ratio(posterior: Posterior, ratio: float, spread: tuple[float, float]) -> Posterior:
     """Return a posterior whose kernels all draw a ratio more power.
 
     Args:
-        spread: Standard deviation of the ratio's logarithm, an error that all share.
+        spread: Standard deviations of what all take more time and draw more power by, in logs.
     """
-    log, column = posterior.log.copy(), np.zeros((*posterior.moves.shape[:3], 1))
+    log, columns = posterior.log.copy(), np.zeros((*posterior.moves.shape[:3], 2))
     log[1] += math.log(ratio)
-    column[1] = spread
-    parameters = posterior.parameter_moves
+    columns[0, ..., 0], columns[1, ..., 1] = spread
     return dataclasses.replace(
         posterior,
         log=log,
-        moves=np.concatenate([column, posterior.moves], axis=-1),
-        shared=posterior.shared + 1,
-        parameter_moves=np.pad(parameters, ((0, 0), (0, 0), (1, 0))),
-        gpu_moves=np.pad(posterior.gpu_moves, ((0, 0), (1, 0))),
+        moves=np.concatenate([columns, posterior.moves], axis=-1),
+        shared=posterior.shared + 2,
+        parameter_moves=np.pad(posterior.parameter_moves, ((0, 0), (0, 0), (2, 0))),
+        gpu_moves=np.pad(posterior.gpu_moves, ((0, 0), (2, 0))),
     )
+
+
+def given_step(
+    posterior: Posterior, counts: Floats, at: int, off: Floats, spread: Floats
+) -> Posterior:
+    """Condition what kernels share on what the step, (K,) launches of each, took at a setting.
+
+    Args:
+        off: Log time and log energy of the step over those of the sum of kernels. Shape (2,).
+        spread: Standard deviations of these, what kernels are unsure of apart. Shape (2,).
+    """
+    costs = np.stack(posterior.costs(counts))[:, :, at]
+    shares = costs / costs.sum(axis=1, keepdims=True)
+    moves = np.stack([posterior.moves[0, :, at], posterior.moves[:, :, at].sum(axis=0)])
+    sums = np.einsum("qk,qke->qe", shares, moves)
+    shared, own = np.split(sums, [posterior.shared], axis=1)
+    noise = own @ own.T + np.diag(spread**2 + np.cumsum(posterior.of_setting[:, at] ** 2))
+    gain = np.linalg.solve(shared @ shared.T + noise, shared).T
+    root = np.linalg.cholesky((1.0 + 1e-12) * np.eye(posterior.shared) - gain @ shared)
+    here, rest = np.split(posterior.moves, [posterior.shared], axis=-1)
+    moves = np.concatenate([here @ root, rest], axis=-1)
+    return dataclasses.replace(posterior, log=posterior.log + here @ (gain @ off), moves=moves)
 
 
 def ladders(core_mhz: Floats, mem_mhz: Floats) -> list[Ints]:

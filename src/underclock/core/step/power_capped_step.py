@@ -36,7 +36,7 @@ from underclock.core.step.power_cap import (
 from underclock.errors import DataError
 from underclock.gpus.models import gpu_model, name_of_model
 from underclock.physics.cap import REAL, SIMULATED, WINDOW_S
-from underclock.records import Clocks, Closure, Cost, Evidence, Granularity, SampleSet
+from underclock.records import Clocks, Closure, Cost, Evidence, Granularity, SampleSet, Window
 
 _TICK_S, _BIN_MHZ = 0.02, 15.0
 _SLACK = 0.01  # of the limit, that it leaves before it climbs (assumed)
@@ -130,20 +130,21 @@ def _ladder(
     return core[places], time_s.tolist(), (energy_j / time_s).tolist()
 
 
+_FREE = 0.97  # of what auto draws at its limit
 _A_LITTLE = 0.01
 _MOST = 0.2  # that what the cap slows may be off by: where it slows little, little says how much
 _ROUNDS = 3  # of the temperature at auto, which its power depends on
 
 
 def known_step(
-    table: CostTable, sample_set: SampleSet, limit_w: float, locked: Closure | None = None
+    table: CostTable, sample_set: SampleSet, limit_w: float, *, locked: bool = False
 ) -> CostTable | None:
     """Put a step under its cap: its baseline is the step as measured, shared among its kernels.
 
     Args:
         table: Costs at locked clocks, cap apart; the baseline is its last setting.
         limit_w: Power at which kernels alone are held; ``inf`` where none was.
-        locked: What kernels sum up to at a lock over the step there (`at_lock`), where it ran so.
+        locked: Whether costs at locks are known by the step there, and not by what it is at auto.
 
     Returns:
         ``None`` where a kernel's cost at boost is unknown, so that nothing can be said of auto.
@@ -154,8 +155,6 @@ def known_step(
     boost = _boost(table, sample_set)
     if boost is None:
         return None
-    if locked is not None:
-        table = _at_scale(table, locked)
     order = np.array(sample_set.order, dtype=np.int64)
     real_s, real_j = step_means(sample_set.in_situ)
     if not math.isfinite(limit_w):
@@ -181,7 +180,7 @@ def known_step(
         time=float(settled.time_s.sum()) / real_s, energy=float(settled.energy_j.sum()) / real_j
     )
     under = dataclasses.replace(table, closure=closure, power_cap=cap)
-    if locked is not None:
+    if locked:
         # At the limit time and energy are off alike, as the power is the limit.
         asked, more = np.full(len(order), boost), dataclasses.replace(cap, slowed=1.0 + _A_LITTLE)
         model_s = float(settled.time_s.sum())
@@ -196,26 +195,30 @@ def known_step(
     return _with_auto(at_scale_of_auto(under, closure), settled, real_s, real_j)
 
 
-def at_lock(table: CostTable, sample_set: SampleSet) -> Closure | None:
-    """Return what kernels sum up to over the whole step at a lock that the cap let be.
+def at_lock(table: CostTable, sample_set: SampleSet) -> tuple[int, Floats] | None:
+    """Return log time and energy of the step over its kernels' at a lock that the cap let be, (2,).
 
     ``None`` where the step did not run so, or the cap did not hold it at auto.
     """
     auto_c = [w.temperature_c for w in sample_set.in_situ if driver_says(w.throttle_reasons)]
     warm_c = [celsius for celsius in auto_c if celsius is not None]
-    ratios = []
+    at, off = 0, []
     for step in sample_set.locked_steps if auto_c else ():
-        at = table.settings.index(step.asked) if step.asked in table.settings else None
-        if at is None or driver_says(step.throttle_reasons) is not False:
+        auto_s, auto_j = step_means(sample_set.in_situ)
+        if step.asked not in table.settings or not is_free(step, auto_j / auto_s):
             continue
-        cooler_j = 0.0  # costs are at the temperature of the step at auto
+        at, cooler_j = table.settings.index(step.asked), 0.0
         if table.heat is not None and step.temperature_c is not None and warm_c:
-            cooler_c = float(np.mean(warm_c)) - step.temperature_c
+            cooler_c = float(np.mean(warm_c)) - step.temperature_c  # costs are as warm as auto
             cooler_j = float(table.heat.w_per_c[at]) * cooler_c * step.time_s
-        sums = np.array([table.time_s[:, at].sum(), table.energy_j[:, at].sum()])
-        ratios.append(sums / [step.time_s, step.energy_j + cooler_j])
-    time, energy = np.mean(ratios, axis=0).tolist() if ratios else (math.inf, math.inf)
-    return Closure(time=time, energy=energy) if math.isfinite(time) else None
+        sums = table.time_s[:, at].sum(), table.energy_j[:, at].sum()
+        off.append(np.log(np.divide([step.time_s, step.energy_j + cooler_j], sums)))
+    return (at, np.mean(off, axis=0)) if off and np.isfinite(off).all() else None
+
+
+def is_free(step: Window, auto_w: float) -> bool:
+    """Whether the cap lets a step at a lock be: what draws about as much as auto it holds a bit."""
+    return driver_says(step.throttle_reasons) is False and step.power_w < _FREE * auto_w
 
 
 def at_scale_of_auto(table: CostTable, closure: Closure) -> CostTable:
@@ -230,17 +233,13 @@ def at_scale_of_auto(table: CostTable, closure: Closure) -> CostTable:
     cap = cap_of(table)
     limit_w = cap.limit_w * closure.time / closure.energy
     fading = dataclasses.replace(cap.fading, each_s=cap.fading.each_s / closure.time)
-    cap = dataclasses.replace(cap, limit_w=limit_w, fading=fading)
-    return dataclasses.replace(_at_scale(table, closure), power_cap=cap)
-
-
-def _at_scale(table: CostTable, closure: Closure) -> CostTable:
     locked = np.arange(len(table.settings)) != table.baseline
     return dataclasses.replace(
         table,
         time_s=np.where(locked, table.time_s / closure.time, table.time_s),
         energy_j=np.where(locked, table.energy_j / closure.energy, table.energy_j),
         beside_j=None if table.beside_j is None else table.beside_j / closure.energy,
+        power_cap=dataclasses.replace(cap, limit_w=limit_w, fading=fading),
     )
 
 

@@ -300,8 +300,8 @@ def _posterior(
         gpu_moves=np.pad(bent.gpu_moves, ((0, 0), (by_kind.shape[-1], 0))),
     )
     ratio, peak_w = known.ratio or StepRatio(), known.fit.rows.peak_w
-    free_of_limits = with_ratio(posterior, ratio.ratio, ratio.spread)
-    posterior = with_ratio(capped(posterior, *clocks, peak_w), ratio.ratio, ratio.spread)
+    free_of_limits = with_ratio(posterior, ratio.ratio, (0.0, ratio.spread))
+    posterior = with_ratio(capped(posterior, *clocks, peak_w), ratio.ratio, (0.0, ratio.spread))
     # The limit that a kernel meets by itself is nothing that an error moves, so it comes after.
     off = free_of_limits.drawn(_DRAWS, _SEED)
     limit_w = peak_w * ratio.ratio

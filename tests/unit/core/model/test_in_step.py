@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_rows import every_clock, made_rows
-from underclock.core.model.adjusted import step_ratio, with_ratio
+from underclock.core.model.adjusted import given_step, step_ratio, with_ratio
 from underclock.core.model.parameters import Rows
 from underclock.core.model.posterior import Posterior
 from underclock.core.step.whole_step import StepDraw
@@ -57,14 +57,24 @@ def test_the_ratio_is_what_the_step_drew_over_what_kernels_draw(ratio: float) ->
 
 def test_the_ratios_error_is_one_that_all_kernels_share() -> None:
     alone = _posterior((0.01, 0.02, 0.03))
-    inside = with_ratio(alone, 1.05, 0.04)
+    inside = with_ratio(alone, 1.05, (0.02, 0.04))
 
     assert inside.log_w == pytest.approx(alone.log_w + math.log(1.05))
     assert (inside.log_s == alone.log_s).all()
     assert inside.variance(0.0, 1.0) == pytest.approx(alone.variance(0.0, 1.0) + 0.04**2)
-    assert inside.variance(1.0, 0.0) == pytest.approx(alone.variance(1.0, 0.0))
-    assert inside.shared == alone.shared + 1
-    assert (inside.moves[1, :, :, 0] == 0.04).all()
+    assert inside.variance(1.0, 0.0) == pytest.approx(alone.variance(1.0, 0.0) + 0.02**2)
+    assert inside.shared == alone.shared + 2
     # Parameters, of kernels and of the GPU, have no part in it.
-    assert not inside.parameter_moves[..., 0].any()
-    assert inside.gpu_moves.tolist() == [[0.0, 1.0]]
+    assert not inside.parameter_moves[..., :2].any()
+    assert inside.gpu_moves.tolist() == [[0.0, 0.0, 1.0]]
+
+
+def test_a_step_at_a_lock_is_a_ratio_as_far_as_kernels_are_sure_there() -> None:
+    inside = with_ratio(_posterior((0.0, 0.0, 0.0)), 1.0, (0.003, 0.01))
+    counts, off = np.ones(inside.log.shape[1]), np.array([0.0, 0.02])
+    sure, unsure = (
+        given_step(inside, counts, 0, off, np.array([1e-4, wander])) for wander in (1e-4, 0.01)
+    )
+    moved = [(after.log_w - inside.log_w).mean() for after in (sure, unsure)]
+    assert 0.0 < moved[1] < moved[0] <= 0.02 + 1e-9
+    assert (sure.variance(1.0, 1.0) <= inside.variance(1.0, 1.0) + 1e-12).all()

@@ -233,9 +233,14 @@ def test_a_step_at_a_lock_sets_the_scale_of_locks_and_auto_that_of_what_the_cap_
         table, time_s=alone * table.time_s, energy_j=alone * table.energy_j
     )
     samples = having(samples, in_situ=(auto, locked))
-    scale = at_lock(alone_too, samples)
-    assert scale is not None
-    found = known_step(alone_too, samples, limit_w, scale)
+    seen = at_lock(alone_too, samples)
+    assert seen is not None
+    assert alone_too.settings[seen[0]] == locked.asked
+    time, energy = np.exp(seen[1])
+    scaled = dataclasses.replace(
+        alone_too, time_s=time * alone_too.time_s, energy_j=energy * alone_too.energy_j
+    )
+    found = known_step(scaled, samples, limit_w, locked=True)
     assert found is not None
 
     # Kernels that take longer alone, and an auto at a clock that nothing explains, move no lock.
@@ -250,6 +255,9 @@ def test_a_step_at_a_lock_sets_the_scale_of_locks_and_auto_that_of_what_the_cap_
     free = msgspec.structs.replace(auto, throttle_reasons=ThrottleReason.NONE)
     assert at_lock(alone_too, having(samples, in_situ=(auto, held))) is None
     assert at_lock(alone_too, having(samples, in_situ=(free, locked))) is None
+    # One that draws about what auto draws was held in parts of it.
+    hot = msgspec.structs.replace(locked, energy_j=time_s * auto.power_w)
+    assert at_lock(alone_too, having(samples, in_situ=(auto, hot))) is None
 
 
 @pytest.mark.untraced
