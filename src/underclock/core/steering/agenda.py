@@ -279,9 +279,7 @@ class SteeringAgenda:
         counts = waited_counts(self.samples.kernels)
         for window in steps:
             step_s = float(counts @ window.kernel_s)
-            heater_s = window.mix.hot * (window.hot_s or 0.0)
-            coload = self.conditions.coload
-            power = coload.subtract(window, heater_s, window.mix.launches * step_s)
+            power = self.conditions.coload.subtract(window, step_s)
             if power is not None and power.mean_w > power.total_w:
                 spread = power.total_w / power.mean_w
                 seen.append(DrawAtClock(window.at_mhz, power.mean_w, step_s, spread))

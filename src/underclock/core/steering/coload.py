@@ -177,19 +177,21 @@ class CoLoad:
         """Return the heater's power in a window of co-load by itself; ``None`` if it has none."""
         if window.mix.launches or window.hot_s is None:
             return None
-        return self.subtract(window, window.mix.hot * window.hot_s * pace_in(window, 0.0), 0.0)
+        return self.subtract(window, 0.0)
 
-    def subtract(self, window: Window, heater_s: float, kernel_s: float) -> Power | None:
+    def subtract(self, window: Window, once_s: float) -> Power | None:
         """Return the mean power of one part of a round, without that of its co-load.
 
         Args:
-            heater_s: How long the heater ran in the round.
-            kernel_s: How long the kernel did. Where it is 0 the heater is the part that is left.
+            once_s: How long the kernel, or one step, took when it was timed. Where it is 0 the
+                heater is the part that is left.
 
         Returns:
             The power; ``None`` where that of the co-load is not known.
         """
-        mem_mhz = self.mem_mhz(window)
+        mem_mhz, longer = self.mem_mhz(window), pace_in(window, once_s)
+        kernel_s = longer * window.mix.launches * once_s
+        heater_s = longer * window.mix.hot * (window.hot_s or 0.0)
         idle_s = max(window.time_s - kernel_s - heater_s, 0.0)
         parts: list[tuple[float, Power | None]] = []
         round_j = window.energy_j

@@ -100,7 +100,7 @@ def subtract_coload(
                 for (name, time_s), core_mhz in zip(times_s.items(), clocks_mhz, strict=True)
             ]
         scale = pace_in(window, _once_s(window, kernels))
-        power = None if whole_step else _power(window, kernels, coload, scale)
+        power = None if whole_step else _power(window, kernels, coload)
         if window.spin_mhz is not None and power is None:
             continue
         # Kernels of a step follow the clock each in its own way, and the scale is their mean.
@@ -131,7 +131,7 @@ def step_draws(
     draws = []
     for window in mixed:
         if not window.kernel and window.kernel_s and not is_uneven(window):
-            power = _power(window, kernels, coload, pace_in(window, _once_s(window, kernels)))
+            power = _power(window, kernels, coload)
             if power is not None:
                 draws.append(StepDraw(window.at_mhz, power.mean_w, power.total_w))
     return tuple(draws)
@@ -147,9 +147,7 @@ def _once_s(window: Window, kernels: Sequence[Kernel]) -> float:
     return math.fsum(kernel.waited_count * each_s for kernel, each_s in counted)
 
 
-def _power(window: Window, kernels: Sequence[Kernel], coload: CoLoad, scale: float) -> Power | None:
+def _power(window: Window, kernels: Sequence[Kernel], coload: CoLoad) -> Power | None:
     """Return the power of what ran in a mix, or of the heater; ``None`` if hardly known."""
-    heater_s = scale * window.mix.hot * (window.hot_s or 0.0)
-    own_s = scale * window.mix.launches * _once_s(window, kernels)
-    power = coload.subtract(window, heater_s, own_s)
+    power = coload.subtract(window, _once_s(window, kernels))
     return None if power is None or power.total_w >= _MOST_SPREAD * power.mean_w else power
