@@ -185,20 +185,17 @@ def estimate(
     answered = measurable(sample_set, rows, settings)
     can = answered & can
     warnings = (*odd, *steering_notes(sample_set))
-
-    def expected() -> CostTable:
-        table = _expected(measured, posterior, can, beside_j)
-        heat = _heat(model, table, sample_set) if whole else None
-        return dataclasses.replace(table, heat=heat, warnings=(*table.warnings, *warnings))
-
-    table = expected()
+    table = _expected(measured, posterior, can, beside_j)
+    table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
     if whole:
+        table = dataclasses.replace(table, heat=_heat(model, table, sample_set))
         locked = at_lock(table, sample_set)
         if locked is not None:
             # What is off is of all clocks, of that lock, or of power as it was when the step ran.
             posterior = with_ratio(posterior, 1.0, _IN_STEP)
             posterior = given_step(posterior, counts, *locked, np.array([_REPEATABLE, wander]))
-            table = expected()
+            since = _expected(measured, posterior, can, beside_j)
+            table = dataclasses.replace(table, time_s=since.time_s, energy_j=since.energy_j)
         table = known_step(table, sample_set, rows.limit_w, locked=locked is not None) or table
         moved = (_AT_LIMIT * wander,) * 2 if held_at_auto(sample_set) else (0.0, wander)
         time, energy = _auto_spread(posterior, sample_set, moved)

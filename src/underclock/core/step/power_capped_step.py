@@ -130,7 +130,7 @@ def _ladder(
     return core[places], time_s.tolist(), (energy_j / time_s).tolist()
 
 
-_FREE = 0.97  # of what auto draws at its limit
+_FREE = 0.97  # of what auto draws at its limit: what draws more is held in parts of the step
 _A_LITTLE = 0.01
 _MOST = 0.2  # that what the cap slows may be off by: where it slows little, little says how much
 _ROUNDS = 3  # of the temperature at auto, which its power depends on
@@ -203,8 +203,8 @@ def at_lock(table: CostTable, sample_set: SampleSet) -> tuple[int, Floats] | Non
     auto_c = [w.temperature_c for w in sample_set.in_situ if driver_says(w.throttle_reasons)]
     warm_c = [celsius for celsius in auto_c if celsius is not None]
     at, off = 0, []
+    auto_s, auto_j = step_means(sample_set.in_situ)
     for step in sample_set.locked_steps if auto_c else ():
-        auto_s, auto_j = step_means(sample_set.in_situ)
         if step.asked not in table.settings or not is_free(step, auto_j / auto_s):
             continue
         at, cooler_j = table.settings.index(step.asked), 0.0
