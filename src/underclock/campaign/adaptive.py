@@ -111,7 +111,8 @@ _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 _MORE = 20  # samples on file, for each of which a round has one sample more
 _AT_LOCK = 3  # runs of the step at a locked clock, so that an odd one is seen
-_BELOW_LIMIT = 0.95  # of what auto draws at its limit, and of a lock's clock that drew more
+_BELOW_LIMIT = 0.95  # of what auto draws at its limit: the cap then surely lets the step be
+_COOLER = 0.95  # of the clock of a lock at which the cap held the step after all
 _HURRIED = 3.0  # times the least that the first looks take: steps may be long, kernels many
 
 
@@ -376,7 +377,7 @@ class Adaptive(WindowPolicy):
         """
         ran, table = samples.locked_steps, fit.costs.table
         free = [window for window in ran if is_free(window, table.auto_w)]
-        done = len(free) == _AT_LOCK or len(ran) == 2 * _AT_LOCK or not self._whole
+        done = len(free) >= _AT_LOCK or len(ran) >= 2 * _AT_LOCK or not self._whole
         if done or not (held_at_auto(samples) and table.power_cap):
             return []
         if free:
@@ -385,10 +386,9 @@ class Adaptive(WindowPolicy):
         with np.errstate(invalid="ignore"):
             below = energy_j / time_s < _BELOW_LIMIT * table.auto_w
         memory = table.settings[table.power_cap.boost].mem_mhz
-        slower_mhz = _BELOW_LIMIT * min((w.asked.core_mhz or 0 for w in ran), default=math.inf)
-        near = [c for c in self._settings if c.mem_mhz == memory and c in table.settings]
-        slower = [c for c in near if 0 < (c.core_mhz or 0) <= slower_mhz]
-        cool = [c for c in slower if below[table.settings.index(c)]]
+        most_mhz = _COOLER * min((w.asked.core_mhz or 0 for w in ran), default=math.inf)
+        near = {c for c in self._settings if c.mem_mhz == memory and (c.core_mhz or 0) <= most_mhz}
+        cool = [c for c, low in zip(table.settings, below, strict=True) if low and c in near]
         fastest = max(cool, key=lambda each: each.core_mhz or 0, default=None)
         return [] if fastest is None else [Wanted(asked=fastest, timed=False, warm=True)]
 
