@@ -3,6 +3,7 @@
     nice python studies/kills.py COUNT [SEED]
     nice python studies/kills.py COUNT [SEED] --governed
     nice python studies/kills.py COUNT [SEED] --measured
+    nice python studies/kills.py COUNT [SEED] --learned [--jobs 4]
 
 A simulated GPU is served by a process of its own, so what is set on it outlives whoever set it, as
 on a real driver. The controller sets clocks and the power limit every 2 ms. Who is killed,
@@ -11,7 +12,10 @@ undo runs. The trainer is any process (`sleep`): the undo knows nothing of it bu
 launcher starts the controller and waits for its end, as `underclock run` does. With ``--governed``
 the controller governs by a serving plan instead: the launcher says every 2 ms which step begins.
 With ``--measured`` a process sets clocks by itself every 2 ms, as `underclock measure` does: it and
-its watchdog are all there is, and a measurement that is only stopped goes on.
+its watchdog are all there is, and a measurement that is only stopped goes on. With ``--learned``
+the launcher is `underclock run` and learns clocks while a process trains: it marks steps that the
+served GPU executes, and kills come 5 to 15 s after everything is armed, for the first clocks are
+tried after 8 s. Training that goes on by itself is ended 0.4 s later.
 
 Guardians are controller, watchdog and launcher. A kill counts as good only if, once those have
 ended who were left, locks and limit are as found and no journal is left. Its time runs from
@@ -29,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -51,7 +56,8 @@ from underclock.units import Domain
 
 WITHIN_S = 8.0
 LOOK_S = 1e-3
-HELD_S = 0.06  # kills come up to so long after everything is armed
+HELD_S, LEARNED_S = (0.0, 0.06), (5.0, 15.0)  # after everything is armed kills come
+TRAINS_S = 0.4  # on by itself
 LIMIT_S = 0.2
 _ENOUGH = 400  # kills, for a page
 PERIOD_S = 2.0
@@ -73,10 +79,19 @@ SINGLES = ((T,), (C,), (W,), (L,))
 PAIRS = ((T, C), (T, W), (C, T), (W, T), (C, W), (W, C), (C, L), (L, W))
 THREE = ((C, W, L), (L, C, W), (W, L, C))
 VICTIMS = (*SINGLES, *PAIRS, *THREE)
-MEASURED = ((C,), (W,), (C, W), (W, C))
+MEASURING = ((C,), (W,), (C, W), (W, C))
 DEADLY = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*DEADLY, signal.SIGSTOP)
 FINAL = (signal.SIGKILL, signal.SIGSTOP)
+
+
+class Work(StrEnum):
+    """What sets the clocks."""
+
+    HELD = "launch"
+    GOVERNED = "governed"
+    MEASURED = "measure"
+    LEARNED = "learn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +124,8 @@ class Kill:
 class Rig:
     """One served GPU, and what is set on it."""
 
-    def __init__(self, folder: Path, plan: Path | None = None, *, measured: bool = False) -> None:
-        self.folder, self.plan, self.measured = folder, plan, measured
+    def __init__(self, folder: Path, work: Work = Work.HELD) -> None:
+        self.folder, self.work = folder, work
         self.uuid = NvmlGpu(0).uuid()
         self._gpu = SettableNvmlGpu(self.uuid)
         self.found = self.state()
@@ -135,19 +150,15 @@ class Rig:
 
     def watchdog_of(self, controller: int) -> int | None:
         """Return the controller's watchdog, as soon as there is one."""
-        try:
-            children = Path(f"/proc/{controller}/task/{controller}/children").read_text().split()
-        except FileNotFoundError:
-            children = []
-        if children:
-            return int(children[-1])
+        if children := children_of(controller):
+            return children[-1]
         _, watchdog = named_in(self.folder / f"{self.uuid}.lock")
         return watchdog.pid if watchdog and watchdog.lives else None
 
 
 @contextmanager
-def open_rig(folder: Path, *, governed: bool = False, measured: bool = False) -> Iterator[Rig]:
-    """Serve a GPU from a process of its own; its controller may be a governor's, or measure."""
+def open_rig(folder: Path, work: Work = Work.HELD) -> Iterator[Rig]:
+    """Serve a GPU from a process of its own."""
     socket = folder / "gpu.sock"
     server = subprocess.Popen(
         [sys.executable, "-m", "underclock", "simulate", "rtx3080ti", "--socket", str(socket)],
@@ -160,8 +171,7 @@ def open_rig(folder: Path, *, governed: bool = False, measured: bool = False) ->
         os.environ[RUNTIME_DIR] = str(folder / "run")
         (folder / "run").mkdir(mode=0o700)
         with nvml_session():
-            plan = _table(folder / "plan.json") if governed else None
-            yield Rig(folder / "run", plan, measured=measured)
+            yield Rig(folder / "run", work)
     finally:
         server.terminate()
         server.wait()
@@ -204,9 +214,10 @@ def _table(path: Path) -> Path:
 
 def kill_once(rig: Rig, draw: random.Random) -> Kill:
     """Start a run, kill at random, and wait until no guardian is left that could undo."""
-    victims = draw.choice(MEASURED if rig.measured else VICTIMS)
+    learns, measures = rig.work is Work.LEARNED, rig.work is Work.MEASURED
+    victims = draw.choice(MEASURING if measures else VICTIMS)
     choice = {T: DEADLY, L: DEADLY} if victims not in THREE else {}
-    if rig.measured:
+    if measures:
         choice[C] = DEADLY
     also = FINAL if victims in THREE else ()  # most of these end or stop all three
     signals = tuple(draw.choice((*choice.get(one, SIGNALS), *also)) for one in victims)
@@ -214,9 +225,9 @@ def kill_once(rig: Rig, draw: random.Random) -> Kill:
         armed = draw.random() < 0.7  # noqa: PLR2004 - most kills come while something is set
         if armed:
             launcher.stdout.readline()  # type: ignore[union-attr]
-        CLOCK.sleep_s(draw.uniform(0.0, HELD_S if armed else 0.4))
+        CLOCK.sleep_s(draw.uniform(*((LEARNED_S if learns else HELD_S) if armed else (0.0, 0.4))))
         watchdog = rig.watchdog_of(controller)
-        pids = {T: trainer.pid, L: launcher.pid, C: controller, W: watchdog}
+        pids = {T: trainer, L: launcher.pid, C: controller, W: watchdog}
         guardians = {
             Process.of(pid) if pid else None for pid in (watchdog, launcher.pid, controller)
         }
@@ -226,9 +237,9 @@ def kill_once(rig: Rig, draw: random.Random) -> Kill:
                 CLOCK.sleep_s(draw.choice((0.0, 0.0, draw.uniform(0.0, 0.05))))
         if C not in victims and T not in victims:  # everything goes on: its end comes next
             CLOCK.sleep_s(draw.uniform(0.0, 0.3))
-            send(*((controller, signal.SIGTERM) if rig.measured else (trainer.pid, signal.SIGKILL)))
+            send(*((controller, signal.SIGTERM) if measures else (trainer, signal.SIGKILL)))
         begun_s = CLOCK.now_s()
-        seen_s, was_set = _look(rig, controller, guardians)
+        seen_s, was_set = _look(rig, controller, guardians, trainer if learns else None)
         kill = Kill(
             victims=victims,
             signals=signals,
@@ -237,7 +248,7 @@ def kill_once(rig: Rig, draw: random.Random) -> Kill:
             was_set=was_set,
             left=not rig.is_clean(),
             mended=True,
-            has_launcher=not rig.measured,
+            has_launcher=not measures,
         )
         if kill.left and draw.random() < 0.75:  # noqa: PLR2004
             kill = _by_timer(rig, kill, begun_s, draw.uniform(0.0, PERIOD_S))
@@ -250,25 +261,40 @@ def kill_once(rig: Rig, draw: random.Random) -> Kill:
 
 
 @contextmanager
-def _run(
-    rig: Rig, draw: random.Random
-) -> Iterator[tuple["subprocess.Popen[bytes]", "subprocess.Popen[bytes]", int]]:
-    """Start a trainer, a launcher and by that a controller, whose number is known."""
-    work = _WORK.format("measure" if rig.measured else "launch")
-    arguments, plan = [rig.uuid, str(draw.randrange(100))], [str(rig.plan)] if rig.plan else []
+def _run(rig: Rig, draw: random.Random) -> Iterator[tuple[int, "subprocess.Popen[bytes]", int]]:
+    """Start a trainer, a launcher and by that a controller; numbers of the first and the last."""
+    governed = rig.work is Work.GOVERNED
+    plan = [str(_table(rig.folder.parent / "plan.json"))] if governed else []
+    work = _WORK.format(Work.HELD if governed else rig.work)
     with (
         subprocess.Popen(["/bin/sleep", "100"]) as trainer,
         subprocess.Popen(
-            [sys.executable, "-P", "-c", work, *arguments, str(trainer.pid), *plan],
+            [sys.executable, "-P", "-c", work, rig.uuid, str(draw.randrange(100)),
+             str(trainer.pid), *plan],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         ) as launcher,
-    ):
+    ):  # fmt: skip
+        pid = trainer.pid
         try:
-            yield trainer, launcher, int(launcher.stdout.readline())  # type: ignore[union-attr]
+            if rig.work is not Work.LEARNED:
+                controller = int(launcher.stdout.readline())  # type: ignore[union-attr]
+            else:  # it starts both
+                while len(children := children_of(launcher.pid)) < 2:  # noqa: PLR2004
+                    CLOCK.sleep_s(LOOK_S)
+                pid, controller = children
+            yield pid, launcher, controller
         finally:
+            send(pid, signal.SIGKILL)
             trainer.kill()
             launcher.kill()
+
+
+def children_of(pid: int) -> list[int]:
+    """Return a process's children in the order they were started; none where it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return []
 
 
 def _by_timer(rig: Rig, kill: Kill, begun_s: float, wait_s: float) -> Kill:
@@ -299,9 +325,14 @@ def send(pid: int | None, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _look(rig: Rig, controller: int, guardians: set[Process | None]) -> tuple[float | None, bool]:
-    """Look until all guardians ended or stopped; return when something was last set, and if any."""
-    until_s = CLOCK.now_s() + WITHIN_S
+def _look(
+    rig: Rig, controller: int, guardians: set[Process | None], trainer: int | None
+) -> tuple[float | None, bool]:
+    """Look until all guardians ended or stopped; return when something was last set, and if any.
+
+    A trainer is ended after some time, where the launcher waits for its end.
+    """
+    until_s, ends_s = CLOCK.now_s() + WITHIN_S, CLOCK.now_s() + TRAINS_S
     seen_s: float | None = None
     while CLOCK.now_s() < until_s:
         looked_s = CLOCK.now_s()
@@ -311,6 +342,8 @@ def _look(rig: Rig, controller: int, guardians: set[Process | None]) -> tuple[fl
         guardians.add(Process.of(pid) if pid else None)
         if not any(one and one.lives and not one.stopped for one in guardians):
             break
+        if looked_s > ends_s:
+            send(trainer, signal.SIGKILL)
         CLOCK.sleep_s(LOOK_S)
     return seen_s, seen_s is not None
 
@@ -369,44 +402,55 @@ def _spread(took_s: list[float]) -> str:
     return f"p50 {np.median(took_s):.1f} s, most {max(took_s):.1f} s"
 
 
-def main() -> None:
-    """Kill as often as asked, print what came of it, and fill the page of many."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("count", type=int)
-    parser.add_argument("seed", type=int, nargs="?", default=0)
-    parser.add_argument("--governed", action="store_true")
-    parser.add_argument("--measured", action="store_true")
-    asked = parser.parse_args()
+def kills_of(work: Work, count: int, seed: int) -> list[Kill]:
+    """Kill so often, one after the other."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    draw = random.Random(asked.seed)  # noqa: S311 - which kill comes next
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    )
+    draw = random.Random(seed)  # noqa: S311 - which kill comes next
     kills: list[Kill] = []
     with (
-        contextlib.suppress(KeyboardInterrupt),  # the page then tells of the kills so far
+        contextlib.suppress(KeyboardInterrupt),  # the page then has the kills so far
         tempfile.TemporaryDirectory() as folder,
-        open_rig(Path(folder), governed=asked.governed, measured=asked.measured) as rig,
+        open_rig(Path(folder), work) as rig,
     ):
-        for number in range(asked.count):
+        for number in range(count):
             kill = kill_once(rig, draw)
             kills.append(kill)
             if kill.left and not (kill.nobody_left and kill.mended):
                 print(f"{number}: {kill}", file=sys.stderr)
             if not rig.is_clean():
                 raise SystemExit(f"found {rig.found}, left {rig.state()} after {kill}")
-    if asked.governed or asked.measured:
-        kind = "governed" if asked.governed else "measured"
-        made = f"{made_by(f'{len(kills)} kills.')}\n\n{summary(kills)}"
-        fill("kills", {kind: made}, whole=asked.count >= _ENOUGH)
-        return
-    parts = {"summary": summary(kills), "rows": rows(kills)}
-    fill(
-        "kills",
-        parts,
-        repeats=f"{len(kills)} kills, fresh processes for each.",
-        whole=asked.count >= _ENOUGH,
+    return kills
+
+
+def main() -> None:
+    """Kill as often as asked, print what came of it, and fill the page of many."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("count", type=int)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    for work in (Work.GOVERNED, Work.MEASURED, Work.LEARNED):
+        name = work.name.lower()
+        parser.add_argument(f"--{name}", dest="work", action="store_const", const=work)
+    asked = parser.parse_args()
+    work = asked.work or Work.HELD
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
+    counts = [
+        asked.count // asked.jobs + (at < asked.count % asked.jobs) for at in range(asked.jobs)
+    ]
+    seeds = range(asked.seed, asked.seed + asked.jobs)
+    with ProcessPoolExecutor(asked.jobs) as pool:
+        found = pool.map(kills_of, [work] * asked.jobs, counts, seeds)
+        kills = [kill for some in found for kill in some]
+    whole, repeats = asked.count >= _ENOUGH, f"{len(kills)} kills, fresh processes for each."
+    if work is Work.HELD:
+        fill(
+            "kills", {"summary": summary(kills), "rows": rows(kills)}, repeats=repeats, whole=whole
+        )
+    else:
+        made = f"{made_by(repeats)}\n\n{summary(kills)}"
+        fill("kills", {work.name.lower(): made}, whole=whole)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Work for a controller that is about to be killed: it sets one thing after the other."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from itertools import count, cycle
+from pathlib import Path
 from typing import Any
 
 from underclock.app.backends import open_gpu
@@ -14,14 +16,22 @@ from underclock.errors import UnderclockError
 from underclock.hw.base import SystemClock, parse_gpu
 from underclock.hw.interrupts import interruptible
 from underclock.hw.lease import ClockLeases
-from underclock.hw.nvml_calls import Value
+from underclock.hw.nvml_calls import SIMULATOR, Value
+from underclock.learning.pieces import write_places
 from underclock.records import Clocks
 from underclock.runtime.controller.starting import ControllerProcess
+from underclock.runtime.holding.run import HowToRun, run
+from underclock.runtime.trainer import page as pages
+from underclock.runtime.trainer.marking import RUN
+from underclock.runtime.trainer.marks import ENTER, STEP
 from underclock.runtime.trainer.notes import Hook
+from underclock.runtime.trainer.streams import ServedStream
 from underclock.runtime.undo.guarded_gpu import GuardedGpu
 from underclock.units import Domain
+from underclock.workloads import workload
 
 PERIOD_S = 2e-3
+_FIRSTS = 0, 40, 80, 120  # of the launches of the step that trains, at which there are marks
 _LATE_EACH = 500  # a second at auto, every second: else clocks are set
 _CHANGES: tuple[tuple[Domain, Value], ...] = (
     (Domain.CORE, 1200),
@@ -113,3 +123,31 @@ def launch() -> None:
     except UnderclockError:
         controller.undo()
     controller.close()
+
+
+def learn() -> None:
+    """Run a trainer while its clocks are learned, as `underclock run -- COMMAND` does."""
+    step = workload("gpt3-125m", {"layers": 4, "batch": 6})
+    how = HowToRun(gpus=("nvml:0",), learn=True, step=step, max_slowdown=0.03)
+    with interruptible():
+        run(None, [sys.executable, "-P", "-c", "import kills_work; kills_work.train()"], how)
+
+
+def train() -> None:
+    """Mark steps that the served GPU executes, as a training process does, without PyTorch."""
+    (gpu,) = json.loads(Path(os.environ[RUN]).read_bytes())["gpus"]
+    page = pages.Page.open(gpu["page"])
+    page.claim()
+    stream = ServedStream.connect(
+        os.environ[SIMULATOR], gpu=gpu["index"], step=gpu["step"], page=page.path, marks=_FIRSTS
+    )
+    page.marks = _FIRSTS
+    layers = [(ENTER, f"layers.{at}", 0, 1) for at in range(len(_FIRSTS) - 1)]
+    write_places(page.path, [(STEP, "", 0, 1), *layers])
+    page.tell(pages.MARKING)
+    print("armed", flush=True)
+    for number in count(1):
+        page.enqueued = number
+        for mark in range(1, len(_FIRSTS) + 1):
+            stream.mark(pages.word_of(mark, number))
+        stream.synchronise()
