@@ -25,7 +25,7 @@ import numpy as np
 import underclock
 from ablation_parts import PARTS, Off, without
 from draws import BUDGET, NEAR, SWEEPS, Sweep, judged_by
-from estimates import ESTIMATE, ESTIMATES, Figures, figures_of, steered_fit
+from estimates import Figures, figures_of, of_rows, steered_fit
 from gate import FEW_ROWS, MADE, PAGES, STEERED, gate
 from pages import fill, markdown, mean_and_error
 from strange import STRANGE, strange_gpus
@@ -79,9 +79,8 @@ class Simulated:
         """Predict every kernel at every clock, and plan."""
         samples = campaign(self.gpu, self.seed)
         risk = estimate(samples).costs
-        predicted = ESTIMATE.rows_of(risk)
-        locked = len(predicted.settings) - 1
-        log, settings = predicted.log[..., :locked], predicted.settings[:locked]
+        log, deviation = (each[..., :-1] for each in of_rows(risk))
+        settings = risk.table.settings[:-1]
         with (
             strange_gpus(self.gpu) as own,
             truth_of("rtx3080ti", _step(), runs=_TRUE_RUNS) as truth,
@@ -100,7 +99,7 @@ class Simulated:
             near = true[0] <= true[0].min(axis=1, keepdims=True) + math.log(NEAR)
             asked = near & np.isfinite(log[0])
             off = (true - log)[:, asked]
-            told = figures_of(off, predicted.deviation[..., :locked][:, asked], ("time", "energy"))
+            told = figures_of(off, deviation[:, asked], ("time", "energy"))
 
             def change(setting: Ints) -> tuple[float, float]:
                 clocks = [risk.table.settings[s] for s in setting.tolist()]
@@ -128,7 +127,7 @@ Case: TypeAlias = Sweep | Simulated | Steered
 def cases_of(seeds: int) -> Iterator[tuple[str, dict[str, Off], list[Case]]]:
     """Yield what is judged, by which parts and on which cases."""
     some = range(seeds)
-    sweeps = [Sweep(f, n, s, "estimate") for f in SWEEPS for n in FEW_ROWS for s in some]
+    sweeps = [Sweep(f, n, s) for f in SWEEPS for n in FEW_ROWS for s in some]
     yield "sweeps", PARTS, [*sweeps]
     yield "simulated", PARTS, [Simulated(gpu, s) for gpu in STRANGE for s in some]
     yield "steered", PARTS, [Steered(name, s) for name in STEERED for s in some]
@@ -181,15 +180,14 @@ def _bad(name: str, values: Floats) -> Floats:
 def main() -> None:
     """Judge what is missing, and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--gate", action="store_true", help="judge estimates, not their parts")
-    parser.add_argument("--estimate", nargs="+", choices=list(ESTIMATES), default=list(ESTIMATES))
+    parser.add_argument("--gate", action="store_true", help="judge the estimate, not its parts")
     parser.add_argument("--only", default="", help="cases with this word in them")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--to", type=Path, default=Path("ablation.jsonl"))
     asked = parser.parse_args()
     if asked.gate:
-        texts = gate(asked.estimate, asked.only)
-        if asked.only or set(asked.estimate) != set(ESTIMATES):
+        texts = gate(asked.only)
+        if asked.only:
             print(*(f"{name}\n\n{text}" for name, text in texts.items()), sep="\n\n")
             return
         for page, names in PAGES.items():

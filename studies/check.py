@@ -10,7 +10,7 @@ Shape letters: N runs of a table; S splits of a table in halves.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,12 @@ import click
 import msgspec
 import numpy as np
 
-from estimates import ESTIMATE
+from estimates import costs_of
 from pages import markdown, run_command
 from score import as_measured, check_kernels_alone, run_variances
 from underclock.app.options import FRACTION, baseline_option, file_argument, json_option
 from underclock.app.output import print_json
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.costs import Costs
 from underclock.core.model.sample_sets import odd_repeats
 from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import choose_kernels
@@ -179,7 +178,6 @@ def split_promises(
     budgets: Sequence[float],
     variances: Floats,
     random: np.random.Generator,
-    costs_of: Callable[[SampleSet, Clocks], Costs] = ESTIMATE.costs_of,
 ) -> list[tuple[float, ...]]:
     """Plan on a random half of the repeats, and look up on the other what these clocks cost.
 

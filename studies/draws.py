@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 import underclock
-from estimates import ESTIMATES, Figures, figures_of
+from estimates import Figures, costs_of, figures_of, of_rows
 from known_tables import made_table
 from pages import MEASURED
 from underclock.arrays import Bools, Floats, Ints
@@ -314,20 +314,19 @@ class Sweep:
     name: str
     rows: int
     seed: int
-    estimate: str
 
     def figures(self) -> Figures:
         """Predict the rows that were not drawn, and plan."""
-        table, one = measured(self.name, _KERNELS, runs=_RUNS), ESTIMATES[self.estimate]
+        table = measured(self.name, _KERNELS, runs=_RUNS)
         truth = table.truth
         known = known_rows(truth, self.rows, self.seed, self.rows)
-        costs = one.costs_of(seen(table, known), table.auto)
-        predicted = one.rows_of(costs)
-        columns = np.array([truth.settings.index(c) for c in predicted.settings])
+        costs = costs_of(seen(table, known), table.auto)
+        log, deviation = of_rows(costs)
+        columns = np.array([truth.settings.index(c) for c in costs.table.settings])
         near = truth.time_s <= NEAR * truth.time_s[:, [truth.baseline]]
-        asked = (near & ~known)[:, columns] & np.isfinite(predicted.log[0])
+        asked = (near & ~known)[:, columns] & np.isfinite(log[0])
         with np.errstate(invalid="ignore"):
             true = np.log([truth.launches.time_s, truth.launches.energy_j])[:, :, columns]
-            off = true - predicted.log
-        rows = figures_of(off[:, asked], predicted.deviation[:, asked], ("time", "energy"))
+            off = true - log
+        rows = figures_of(off[:, asked], deviation[:, asked], ("time", "energy"))
         return rows | judged(costs, truth, BUDGET)

@@ -1,14 +1,9 @@
-"""The estimates of costs that studies judge, by name: all that a study asks of an estimate.
-
-An estimate is a function from samples to costs. Costs have a ``table``, ``predicted_change`` and
-``time_variance`` of a choice; how sure single entries are is asked through `Estimate.rows_of`.
+"""What studies ask of the estimate of costs: from replayed samples, and from steered files.
 
 Shape letters: K kernels, S settings of the estimate, N predictions.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
@@ -30,40 +25,24 @@ SIGMAS = 1.96
 _LEFT_OUT = 0.3  # of what steering measured of kernels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowPredictions:
-    """What one more row of each kernel is expected to show.
+def costs_of(sample_set: SampleSet, baseline: Clocks) -> Costs:
+    """Return what samples say of every setting; they count as read off a table."""
+    replayed = msgspec.structs.replace(sample_set, evidence=Evidence.REPLAYED)
+    return estimate(replayed, baseline=baseline).costs
 
-    Attributes:
-        log: Logarithms of time in s and energy in J of one launch, nan where unknown. (2, K, S).
-        deviation: Standard deviations of the same. Shape (2, K, S).
-        settings: Length S.
+
+def of_rows(costs: Costs) -> tuple[Floats, Floats]:
+    """Return what one more row of each kernel is expected to show.
+
+    Returns:
+        Logarithms of time in s and energy in J of one launch, nan where unknown, and their standard
+        deviations. Shapes (2, K, S).
     """
-
-    log: Floats
-    deviation: Floats
-    settings: tuple[Clocks, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """One estimate.
-
-    Attributes:
-        costs: Returns costs of samples against a baseline.
-        rows_of: Returns predictions of single rows from those costs.
-        evidence: How its samples count as obtained: read off a table, or measured on a GPU.
-        steered: Figures of a file of steered samples, for a seed; ``None`` where it takes none.
-    """
-
-    costs: Callable[[SampleSet, Clocks], Costs]
-    rows_of: Callable[[Costs], RowPredictions]
-    evidence: Evidence
-    steered: Callable[[str, int], Figures] | None = None
-
-    def costs_of(self, sample_set: SampleSet, baseline: Clocks) -> Costs:
-        """Return what samples say of every setting."""
-        return self.costs(msgspec.structs.replace(sample_set, evidence=self.evidence), baseline)
+    launches = costs.table.launches
+    return (
+        np.log([launches.time_s, launches.energy_j]),
+        np.sqrt([costs.variance(1.0, 0.0), costs.variance(0.0, 1.0)]),
+    )
 
 
 def figures_of(off: Floats, deviation: Floats, names: tuple[str, ...]) -> Figures:
@@ -80,16 +59,6 @@ def figures_of(off: Floats, deviation: Floats, names: tuple[str, ...]) -> Figure
             ("±", SIGMAS * np.median(d)),
         )
     }
-
-
-def rows_of(costs: Costs) -> RowPredictions:
-    """Return what is said of single rows."""
-    launches = costs.table.launches
-    return RowPredictions(
-        log=np.log([launches.time_s, launches.energy_j]),
-        deviation=np.sqrt([costs.variance(1.0, 0.0), costs.variance(0.0, 1.0)]),
-        settings=costs.table.settings,
-    )
 
 
 @cache
@@ -144,13 +113,3 @@ def _windows_drawn(whole: SampleSet, seed: int) -> tuple[Window, ...]:
             continue
         kept.append(sample)
     return tuple(kept)
-
-
-ESTIMATE = Estimate(
-    costs=lambda samples, baseline: estimate(samples, baseline=baseline).costs,
-    rows_of=rows_of,
-    evidence=Evidence.REPLAYED,
-    steered=steered_fit,
-)
-ESTIMATES: Mapping[str, Estimate] = {"estimate": ESTIMATE}
-"""A further estimate is one more line here."""

@@ -1,7 +1,7 @@
-"""The gate: what an estimate of costs must reach, and whether it does; several side by side.
+"""The gate: what the estimate of costs must reach, and whether it does.
 
-`studies/ablation.py --gate` runs it. A case draws some rows, lets every estimate under judgement
-plan from the same rows, and looks up what the plan is truly worth.
+`studies/ablation.py --gate` runs it. A case draws some rows, plans from them, and looks up what the
+plan is truly worth.
 """
 
 import itertools
@@ -34,13 +34,13 @@ from draws import (
     simulated,
     with_odd_row,
 )
-from estimates import ESTIMATES, Figures
+from estimates import Figures, costs_of, steered_fit
 from pages import markdown
 from score import run_variances
 from underclock.core.step.cost_table import cost_table
 
-Found: TypeAlias = Iterator[tuple[str, str, str, Figures]]
-"""Section, estimate, group of cases, figures."""
+Found: TypeAlias = Iterator[tuple[str, str, Figures]]
+"""Section, group of cases, figures."""
 
 REPEATS = ("v100_repeats", "rtx_laptop_repeats")
 ONCE = tuple(name for name in SWEEPS if name not in REPEATS)
@@ -114,25 +114,23 @@ def _table(name: str, seed: int) -> Table:
     return (measured if base == name else simulated)(base, _KERNELS, seed)
 
 
-def _of_plan(section: str, name: str, group: str, figures: Figures) -> Found:
+def _of_plan(section: str, group: str, figures: Figures) -> Found:
     """Yield figures of a plan, and whether it is possible."""
-    yield section, name, group, {key: figures[key] for key in figures if key not in _APART}
-    yield "physics", name, _PLANS, {"impossible": figures["impossible"]}
+    yield section, group, {key: figures[key] for key in figures if key not in _APART}
+    yield "physics", _PLANS, {"impossible": figures["impossible"]}
 
 
-def drawn(names: Sequence[str], section: str, sweep: str, rows: float, seed: int) -> Found:
+def drawn(section: str, sweep: str, rows: float, seed: int) -> Found:
     """Draw one run of random rows of a sweep, and plan for each budget."""
     table = _table(sweep, seed)
-    samples = seen(table, known_rows(table.truth, rows, seed, 1), seed)
+    costs = costs_of(seen(table, known_rows(table.truth, rows, seed, 1), seed), table.auto)
     share = f"{rows:.0%}" if rows < 1 else f"{rows} rows a kernel"
     group = {"noisy": f"{sweep}, drawn", "drawn": f"{sweep}, {share}"}.get(section, share)
-    for name in names:
-        costs = ESTIMATES[name].costs_of(samples, table.auto)
-        for budget in BUDGETS:
-            yield from _of_plan(section, name, group, judged(costs, table.truth, budget))
+    for budget in BUDGETS:
+        yield from _of_plan(section, group, judged(costs, table.truth, budget))
 
 
-def searched(names: Sequence[str], sweep: str, share: float, budget: float, seed: int) -> Found:
+def searched(sweep: str, share: float, budget: float, seed: int) -> Found:
     """Let a campaign look for some rows of a sweep, and plan from what it took."""
     table = _table(sweep, seed)
     taken = campaign(sweep, _KERNELS, share, budget, seed)
@@ -140,88 +138,75 @@ def searched(names: Sequence[str], sweep: str, share: float, budget: float, seed
         costs = cost_table(taken, baseline=table.auto)
         saved = change(table.truth, costs, best_choice(costs, budget))[1]
         best = best_saving(table.truth, budget)
-        figures = {"reached": saved / best if best < -BEYOND else math.nan}
-        yield "searched", "the campaign", f"{share:.0%}", figures
+        yield "searched", f"{share:.0%}", {"reached": saved / best if best < -BEYOND else math.nan}
         return
-    for name in names:
-        figures = judged(ESTIMATES[name].costs_of(taken, table.auto), table.truth, budget)
-        yield from _of_plan("campaigns", name, f"{sweep}, {share:.0%}", figures)
+    figures = judged(costs_of(taken, table.auto), table.truth, budget)
+    yield from _of_plan("campaigns", f"{sweep}, {share:.0%}", figures)
 
 
-def halves(names: Sequence[str], section: str, sweep: str, seed: int) -> Found:
+def halves(section: str, sweep: str, seed: int) -> Found:
     """Plan on a random half of the runs of each row, and look up on the other half.
 
     The noise of the other half is granted.
     """
     kept, auto = repeated_rows(_table(sweep, seed).runs, None)
-    variances = run_variances(kept)
-    for name in names:
-        random = np.random.default_rng([seed, 2])
-        came = split_promises(kept, auto, BUDGETS, variances, random, ESTIMATES[name].costs_of)
-        for numbers, budget in zip(np.array(came), BUDGETS, strict=True):
-            times, energies = Outcomes(*numbers[:4, None]), Outcomes(*numbers[4:, None])
-            yield (
-                section,
-                name,
-                f"{sweep}, halves" if section == "noisy" else sweep,
-                {
-                    "energy inside": float(energies.covered[0]),
-                    "time inside": float(times.covered[0]),
-                    "over": float(times.breaks(budget)[0]),
-                },
-            )
+    random = np.random.default_rng([seed, 2])
+    came = split_promises(kept, auto, BUDGETS, run_variances(kept), random)
+    for numbers, budget in zip(np.array(came), BUDGETS, strict=True):
+        times, energies = Outcomes(*numbers[:4, None]), Outcomes(*numbers[4:, None])
+        yield (
+            section,
+            f"{sweep}, halves" if section == "noisy" else sweep,
+            {
+                "energy inside": float(energies.covered[0]),
+                "time inside": float(times.covered[0]),
+                "over": float(times.breaks(budget)[0]),
+            },
+        )
 
 
-def few_rows(names: Sequence[str], sweep: str, rows: int, seed: int) -> Found:
+def few_rows(sweep: str, rows: int, seed: int) -> Found:
     """Predict further rows from three runs of some, and plan: the 42 cases."""
-    for name in names:
-        figures = Sweep(sweep, rows, seed, name).figures()
-        yield from _of_plan("cases", name, f"{rows} rows a kernel", figures)
+    yield from _of_plan("cases", f"{rows} rows a kernel", Sweep(sweep, rows, seed).figures())
 
 
-def physics(names: Sequence[str], sweep: str, seed: int) -> Found:
+def physics(sweep: str, seed: int) -> Found:
     """Put an odd row into a kernel that is looked at twice; plan from more and more rows."""
     table, budget = _table(sweep, seed), BUDGETS[-1]
     known = [known_rows(table.truth, rows, seed, 3) for rows in NESTED]
     odd, place = with_odd_row(table, known[1], seed)
-    for name in names:
-        of = ESTIMATES[name].costs_of
-        costs = of(odd, table.auto)
-        setting = [costs.table.settings[c] for c in planned(costs, budget).tolist()]
-        figures = judged(costs, table.truth, budget)
-        figures = {key: figures[key] for key in ("impossible", "worst over")}
-        plan = zip((kernel.name for kernel in costs.table.kernels), setting, strict=True)
-        figures["odd row planned"] = float(place in plan)
-        yield "physics", name, "an odd row", figures
-        made = [
-            judged(of(seen(table, each, seed), table.auto), table.truth, budget) for each in known
-        ]
-        for fewer, more in itertools.pairwise(made):
-            less = more["energy change"] - fewer["energy change"]
-            if not fewer["over"]:
-                figures = {"saves less": float(less > _LESS), "worst loss": max(less, 0.0)}
-                yield "physics", name, "more rows", figures
+    costs = costs_of(odd, table.auto)
+    setting = [costs.table.settings[c] for c in planned(costs, budget).tolist()]
+    figures = judged(costs, table.truth, budget)
+    figures = {key: figures[key] for key in ("impossible", "worst over")}
+    plan = zip((kernel.name for kernel in costs.table.kernels), setting, strict=True)
+    figures["odd row planned"] = float(place in plan)
+    yield "physics", "an odd row", figures
+    made = [
+        judged(costs_of(seen(table, each, seed), table.auto), table.truth, budget) for each in known
+    ]
+    for fewer, more in itertools.pairwise(made):
+        less = more["energy change"] - fewer["energy change"]
+        if not fewer["over"]:
+            figures = {"saves less": float(less > _LESS), "worst loss": max(less, 0.0)}
+            yield "physics", "more rows", figures
 
 
-def odd_runs(names: Sequence[str], odd: float, seed: int) -> Found:
+def odd_runs(odd: float, seed: int) -> Found:
     """Plan from a random table of which some runs are odd; its truth is known: simulated."""
     table = random_table(seed, odd)
     if table is None:
         return
-    for name in names:
-        costs = ESTIMATES[name].costs_of(table.runs, table.auto)
-        for budget in BUDGETS:
-            figures = judged(costs, table.truth, budget)
-            figures["saving lost"] = figures["energy change"] - best_saving(table.truth, budget)
-            yield from _of_plan("odd runs", name, f"{odd:.0%}", figures)
+    costs = costs_of(table.runs, table.auto)
+    for budget in BUDGETS:
+        figures = judged(costs, table.truth, budget)
+        figures["saving lost"] = figures["energy change"] - best_saving(table.truth, budget)
+        yield from _of_plan("odd runs", f"{odd:.0%}", figures)
 
 
-def steered(names: Sequence[str], file: str, seed: int) -> Found:
+def steered(file: str, seed: int) -> Found:
     """Predict some of what steering measured on a real H200 from the rest, and the step."""
-    for name in names:
-        of = ESTIMATES[name].steered
-        if of is not None:
-            yield "steered", name, file, of(file, seed)
+    yield "steered", file, steered_fit(file, seed)
 
 
 Case: TypeAlias = tuple[Callable[..., Found], tuple[Any, ...]]
@@ -247,42 +232,41 @@ def cases() -> Iterator[Case]:
         yield from ((which, arguments) for arguments in each(*parts))
 
 
-def _run(case: Case, names: Sequence[str]) -> tuple[list[Any], float]:
+def _run(case: Case) -> tuple[list[Any], float]:
     began_s = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return list(case[0](names, *case[1])), time.process_time() - began_s
+        return list(case[0](*case[1])), time.process_time() - began_s
 
 
-def gate(names: Sequence[str], only: str = "") -> dict[str, str]:
-    """Judge estimates; return a table of each section, with what is wanted.
+def gate(only: str = "") -> dict[str, str]:
+    """Judge the estimate; return a table of each section, with what is wanted.
 
     Args:
         only: A word of the cases to judge; by default all of them.
     """
     some = [case for case in cases() if only in f"{case[0].__name__} {case[1]}"]
-    sections: dict[str, dict[tuple[str, str], list[Figures]]] = {}
+    sections: dict[str, dict[str, list[Figures]]] = {}
     took_s: Counter[str] = Counter()
     with ProcessPoolExecutor(_PROCESSES) as pool:
-        results = pool.map(_run, some, itertools.repeat(names))
-        for (which, _), (found, cpu_s) in zip(some, results, strict=True):
+        for (which, _), (found, cpu_s) in zip(some, pool.map(_run, some), strict=True):
             took_s[which.__name__] += round(cpu_s)
-            for section, name, group, figures in found:
+            for section, group, figures in found:
                 for each in (group, _ALL):
-                    sections.setdefault(section, {}).setdefault((name, each), []).append(figures)
+                    sections.setdefault(section, {}).setdefault(each, []).append(figures)
     print("seconds of CPU:", dict(took_s))
     return {name: section_table(name, rows) for name, rows in sections.items()}
 
 
-def section_table(section: str, rows: Mapping[tuple[str, str], Sequence[Figures]]) -> str:
-    """Return figures of each estimate and group, and whether they are what is wanted."""
+def section_table(section: str, rows: Mapping[str, Sequence[Figures]]) -> str:
+    """Return figures of each group of cases, and whether they are what is wanted."""
     names = list(dict.fromkeys(name for some in rows.values() for each in some for name in each))
-    lines: list[list[str]] = [["estimate, cases", "plans", *names]]
-    for (estimate, group), some in sorted(rows.items()):
+    lines: list[list[str]] = [["cases", "plans", *names]]
+    for group, some in sorted(rows.items()):
         wanted = WANTED.get(section, {}).get(group, {})
         if group == _ALL and not wanted and section != "steered":
             continue
-        lines.append([f"{estimate}, {group}", str(len(some))])
+        lines.append([group, str(len(some))])
         for name in names:
             values = np.array([each.get(name, math.nan) for each in some])
             if np.isnan(values).all():

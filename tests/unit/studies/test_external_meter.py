@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from draws import Table, seen
-from estimates import ESTIMATES
+from estimates import costs_of
 from underclock.core.step.cost_table import cost_table
 from underclock.store import read_samples
 
@@ -41,7 +41,7 @@ def _kept(meter: Table, read: Table, first: int) -> int:
     order = np.argsort([each.core_mhz or 0 for each in read.truth.settings])[::-1]
     known = np.zeros(read.truth.time_s.shape, dtype=bool)
     known[:, [read.truth.baseline, *order[first::2]]] = True
-    costs = ESTIMATES["estimate"].costs_of(seen(read, known), read.auto)
+    costs = costs_of(seen(read, known), read.auto)
     table, kept = costs.table, 0
     columns = np.array([table.settings.index(each) for each in read.truth.settings])
     at_auto_j = table.energy_j[:, table.baseline]
