@@ -20,24 +20,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import job_kills_work
-from kills import CLOCK, C, L, T, Victim, W, send
+from kills import CLOCK, C, L, T, Victim, W, send, served
 from pages import fill, markdown
 from underclock.core.job.network import network_of
 from underclock.core.job.schedules import Layout, pipeline
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import SIMULATOR, SettableNvmlGpu, nvml_session
+from underclock.hw.nvml_calls import SettableNvmlGpu
 from underclock.records import Arm, Cost, Evidence, GpuInfo, Status, Strategy
 from underclock.records.job import Held, Job, JobPlan, Profile, ProfileRow, Waiting
 from underclock.runtime.undo.guarded_gpu import left_behind
-from underclock.runtime.undo.ownership import RUNTIME_DIR, Process, named_in
+from underclock.runtime.undo.ownership import Process, named_in
 from underclock.store import write_document
 from underclock.units import Domain
 
@@ -135,7 +134,6 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs = folder, folder / "runs"
-        self.runs.mkdir(mode=0o700, exist_ok=True)
         self.plan, self.log = folder / "job.plan.json", folder / "log.jsonl"
         write_document(self.plan, plan())
         self.uuids = [NvmlGpu(at).uuid() for at in range(RANKS)]
@@ -220,22 +218,6 @@ def _wait(condition: Callable[[], bool]) -> None:
         CLOCK.sleep_s(LOOK_S)
 
 
-@contextmanager
-def open_rig(folder: Path) -> Iterator[Rig]:
-    """Serve the GPUs from a process of its own."""
-    socket = folder / "s"
-    serve = [sys.executable, "-m", "underclock", "simulate", "rtx3080ti", "--socket", str(socket)]
-    server = subprocess.Popen([*serve, "--count", str(RANKS)], stderr=subprocess.DEVNULL)
-    try:
-        _wait(socket.exists)
-        os.environ[SIMULATOR], os.environ[RUNTIME_DIR] = str(socket), str(folder / "runs")
-        with nvml_session():
-            yield Rig(folder)
-    finally:
-        server.terminate()
-        server.wait()
-
-
 def summary(kills: list[Kill]) -> str:
     """Say what came of all."""
     held = [kill for kill in kills if kill.was_set]
@@ -274,7 +256,8 @@ def main() -> None:
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     kills: list[Kill] = []
-    with tempfile.TemporaryDirectory() as folder, open_rig(Path(folder)) as rig:
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder), RANKS):
+        rig = Rig(Path(folder))
         for number in range(count):
             if stop:  # the page then tells of the kills so far
                 break

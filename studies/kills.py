@@ -157,21 +157,18 @@ class Rig:
 
 
 @contextmanager
-def open_rig(folder: Path, work: Work = Work.HELD) -> Iterator[Rig]:
-    """Serve a GPU from a process of its own."""
-    socket = folder / "gpu.sock"
-    server = subprocess.Popen(
-        [sys.executable, "-m", "underclock", "simulate", "rtx3080ti", "--socket", str(socket)],
-        stderr=subprocess.DEVNULL,
-    )
+def served(folder: Path, gpus: int = 1) -> Iterator[Path]:
+    """Serve GPUs from a process of its own; return the folder of runs."""
+    socket, runs = folder / "s", folder / "runs"
+    serve = [sys.executable, "-m", "underclock", "simulate", "rtx3080ti", "--socket", str(socket)]
+    server = subprocess.Popen([*serve, "--count", str(gpus)], stderr=subprocess.DEVNULL)
     try:
-        while not socket.exists():
+        while not socket.exists() and server.poll() is None:
             CLOCK.sleep_s(0.01)
-        os.environ[SIMULATOR] = str(socket)
-        os.environ[RUNTIME_DIR] = str(folder / "run")
-        (folder / "run").mkdir(mode=0o700)
+        os.environ[SIMULATOR], os.environ[RUNTIME_DIR] = str(socket), str(runs)
+        runs.mkdir(mode=0o700)
         with nvml_session():
-            yield Rig(folder / "run", work)
+            yield runs
     finally:
         server.terminate()
         server.wait()
@@ -280,7 +277,8 @@ def _run(rig: Rig, draw: random.Random) -> Iterator[tuple[int, "subprocess.Popen
             if rig.work is not Work.LEARNED:
                 controller = int(launcher.stdout.readline())  # type: ignore[union-attr]
             else:  # it starts both
-                while len(children := children_of(launcher.pid)) < 2:  # noqa: PLR2004
+                until_s = CLOCK.now_s() + WITHIN_S
+                while len(children := children_of(launcher.pid)) < 2 and CLOCK.now_s() < until_s:  # noqa: PLR2004
                     CLOCK.sleep_s(LOOK_S)
                 pid, controller = children
             yield pid, launcher, controller
@@ -410,8 +408,9 @@ def kills_of(work: Work, count: int, seed: int) -> list[Kill]:
     with (
         contextlib.suppress(KeyboardInterrupt),  # the page then has the kills so far
         tempfile.TemporaryDirectory() as folder,
-        open_rig(Path(folder), work) as rig,
+        served(Path(folder)) as runs,
     ):
+        rig = Rig(runs, work)
         for number in range(count):
             kill = kill_once(rig, draw)
             kills.append(kill)
@@ -429,25 +428,22 @@ def main() -> None:
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--jobs", type=int, default=1)
     for work in (Work.GOVERNED, Work.MEASURED, Work.LEARNED):
-        name = work.name.lower()
-        parser.add_argument(f"--{name}", dest="work", action="store_const", const=work)
+        parser.add_argument(f"--{work.name.lower()}", dest="work", action="store_const", const=work)
     asked = parser.parse_args()
     work = asked.work or Work.HELD
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
-    counts = [
-        asked.count // asked.jobs + (at < asked.count % asked.jobs) for at in range(asked.jobs)
-    ]
+    counts = [len(range(at, asked.count, asked.jobs)) for at in range(asked.jobs)]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # those that kill end, and say what came so far
     seeds = range(asked.seed, asked.seed + asked.jobs)
     with ProcessPoolExecutor(asked.jobs) as pool:
         found = pool.map(kills_of, [work] * asked.jobs, counts, seeds)
         kills = [kill for some in found for kill in some]
     whole, repeats = asked.count >= _ENOUGH, f"{len(kills)} kills, fresh processes for each."
     if work is Work.HELD:
-        fill(
-            "kills", {"summary": summary(kills), "rows": rows(kills)}, repeats=repeats, whole=whole
-        )
+        parts = {"summary": summary(kills), "rows": rows(kills)}
+        fill("kills", parts, repeats=repeats, whole=whole)
     else:
         made = f"{made_by(repeats)}\n\n{summary(kills)}"
         fill("kills", {work.name.lower(): made}, whole=whole)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import job_kills
+from kills import served
 from launched import TWO_RANKS
 from made_jobs import job, slow_forwards
 from underclock.errors import DataError, UsageError
@@ -134,8 +135,8 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[job_kills.R
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     for name in (SIMULATOR, RUNTIME_DIR):  # which the rig sets, and pytest puts back
         monkeypatch.setenv(name, "")
-    with job_kills.open_rig(tmp_path) as made:
-        yield made
+    with served(tmp_path, job_kills.RANKS):
+        yield job_kills.Rig(tmp_path)
 
 
 @pytest.mark.slow
