@@ -5,6 +5,7 @@ Deselected unless asked for: `make gpu`.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ pytest.importorskip("cuda.bindings.driver")
 if not torch.cuda.is_available():
     pytest.skip("PyTorch sees no GPU", allow_module_level=True)
 
-from underclock.tracing.captured import held_step, running_step, trace_step  # noqa: E402
+from underclock.tracing.captured import running_step, trace_step  # noqa: E402
 from underclock.tracing.source import load_step  # noqa: E402
 
 pytestmark = [
@@ -80,6 +81,13 @@ def same(before: list[Any], after: list[Any]) -> bool:
     return len(before) == len(after) and all(
         torch.equal(b.cpu(), a.cpu()) for b, a in zip(before, after, strict=True)
     )
+
+
+@contextmanager
+def held_step(step: Callable[[], object], *, name: str) -> Iterator[CudaLauncher]:
+    with running_step(step, name=name) as launcher:
+        assert isinstance(launcher, CudaLauncher), launcher.traced.step.obstacle
+        yield launcher
 
 
 @pytest.fixture

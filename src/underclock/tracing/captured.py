@@ -19,17 +19,23 @@ from underclock.core.tracing.captured import (
 )
 from underclock.core.tracing.profile import captured_calls, saw_all, synchronising
 from underclock.core.tracing.step import nodes_of
-from underclock.errors import NoMemoryError, NotSupportedError, UsageError
+from underclock.errors import MeasurementError, NoMemoryError, NotSupportedError, UsageError
 from underclock.hw.base import SystemClock
 from underclock.hw.cuda.capture import CannotCaptureError, Captured, captured, waiting_operators
 from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, torch
 from underclock.hw.cuda.launcher import CudaLauncher, EagerLauncher
 from underclock.hw.cuda.round_graphs import cleared_before
-from underclock.hw.cuda.state import Snapshot, candidates, check_inputs, preserved, same_batches
+from underclock.hw.cuda.state import (
+    Snapshot,
+    candidates,
+    check_inputs,
+    finally_unless_stuck,
+    preserved,
+    same_batches,
+)
 from underclock.hw.cuda.torch_step import (
-    check_same,
-    detached_after,
+    detach,
     profile,
     profiler_detaches,
     quiet,
@@ -73,24 +79,12 @@ def trace_step(
 
 
 @contextmanager
-def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
-    """Trace a step and keep its graph, to run its kernels alone; as `running_step` otherwise.
-
-    Raises:
-        NotSupportedError: Also where the step cannot be captured; says why.
-    """
-    with running_step(step, name=name) as launcher:
-        if isinstance(launcher, EagerLauncher):
-            raise NotSupportedError(
-                launcher.traced.step.obstacle, hint="take that out of the step, or measure it whole"
-            )
-        yield launcher
-
-
-@contextmanager
 def measured_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | EagerLauncher]:
     """Keep what runs a step ready to be looked at often; as `running_step` otherwise."""
-    with detached_after(torch()), running_step(step, name=name) as launcher:
+    # Looks leave PyTorch's profiler attached to the GPU's driver, for they follow one another. It
+    # detaches after a last one, at nothing: else every launch of the user's would take longer, a
+    # step of 5389 of them by 43 % (LSTM, bound by the host, on an H200, measured by us).
+    with finally_unless_stuck(partial(detach, torch())), running_step(step, name=name) as launcher:
         yield launcher
 
 
@@ -125,11 +119,18 @@ def running_step(
         warm = Snapshot(run, known=at_first)
         warm.restore()
         tell(TracePhase.PROFILING)
-        trace = looked_again(partial(profile, step), warm.restore, looks())
+        # Ranks that train together take one look each: no one of them can look again alone.
+        more = 0 if is_distributed(torch()) else _LOOKS - 1
+        trace = profile(step)
+        while more and not saw_all(trace):
+            more -= 1
+            warm.restore()
+            trace = profile(step)
         if keep is not None:
             keep(trace)
         plain = PlainRun(trace, step_s)
-        waiting = waiting_operators(torch(), synchronising(trace))
+        waits = synchronising(trace)
+        waiting = waiting_operators(torch(), waits)
         check_one_device(plain.seen, torch().cuda.current_device())
         try:
             with ExitStack() as stack:
@@ -143,9 +144,9 @@ def running_step(
                 yield launcher
                 return
         except CannotCaptureError as exc:
-            traced = profiled_only(name, exc, trace, plain)
-        nodes = nodes_of(plain.seen)
-        yield EagerLauncher(run=step, traced=traced, nodes=nodes, snapshot=warm)
+            obstacle = obstacle_of(str(exc), [calls[0] for calls in waits])
+            traced = profiled_step(name, plain, obstacle=obstacle)
+        yield EagerLauncher(run=step, traced=traced, nodes=nodes_of(plain.seen), snapshot=warm)
 
 
 def assume_step(step: StepFunction, *, tell: _Tell, keep: _Keep | None) -> Step:
@@ -174,32 +175,6 @@ def assume_step(step: StepFunction, *, tell: _Tell, keep: _Keep | None) -> Step:
     return assumed_step(getattr(step, "__name__", "step"), trace, operators)
 
 
-def looked_again(
-    look: Callable[[], Mapping[str, Any]], again: Callable[[], None], most: int
-) -> Mapping[str, Any]:
-    """Return PyTorch's trace of a step; where it does not see all that runs, of another.
-
-    Args:
-        look: Runs the step once and returns its trace.
-        again: Called before it is run once more.
-        most: How often it may be, 1 or more; the last one counts whatever it saw.
-    """
-    for _ in range(most - 1):
-        trace = look()
-        if saw_all(trace):
-            return trace
-        again()
-    return look()
-
-
-def looks() -> int:
-    """Return how often a step may be profiled, as long as a look does not see all that runs.
-
-    Ranks that train together take one look each: no one of them can look again alone.
-    """
-    return 1 if is_distributed(torch()) else _LOOKS
-
-
 def _captured(
     stack: ExitStack,
     step: StepFunction,
@@ -224,7 +199,12 @@ def _captured(
     inputs = candidates(torch())
     tell(TracePhase.CHECKING)
     graph = stack.enter_context(captured(step, waiting))
-    check_same(first_difference(first, [node.node for node in graph.nodes]))
+    difference = first_difference(first, [node.node for node in graph.nodes])
+    if difference is not None:
+        raise MeasurementError(
+            f"the step launches different kernels each time: {difference}",
+            hint="give it inputs of one shape, and leave out what happens on some steps only",
+        )
     traced = as_step(name, graph, captured_calls(recording), plain)
     check_inputs(inputs, graph.nodes)
     return CudaLauncher(captured=graph, traced=traced, snapshot=warm)
@@ -244,17 +224,6 @@ def as_step(name: str, graph: Captured, calls: Sequence[TracedActivity], plain: 
         cleared=cleared_before(graph.nodes),
         data_sizes=graph.parts.sizes,
     )
-
-
-def profiled_only(
-    name: str,
-    reason: CannotCaptureError,
-    trace: Mapping[str, Any],
-    plain: PlainRun,
-) -> Traced:
-    """Make a step of what a profiler saw of a plain run, for one that cannot be captured."""
-    obstacle = obstacle_of(str(reason), [calls[0] for calls in synchronising(trace)])
-    return profiled_step(name, plain, obstacle=obstacle)
 
 
 def check_device(uuid: str) -> None:

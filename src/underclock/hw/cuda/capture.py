@@ -50,7 +50,7 @@ class Parts:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._pool = torch.cuda.graph_pool_handle()
-        self._capturing = False
+        self.capturing = False  # whether a part is being captured now
         self._kept: list[Any] = []  # the graphs read what was written between them
         self.graphs: list[Any] = []  # the last is being captured between `begin` and `end`
         self.between: Counter[str] = Counter()  # how often operators ran between two parts
@@ -64,11 +64,11 @@ class Parts:
         self.graphs.append(graph)
         # Relaxed: threads of autograd end parts that another began, and loaders pin memory.
         graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-        self._capturing = True
+        self.capturing = True
 
     def end(self) -> None:
         """End the part, and launch it."""
-        self._capturing = False
+        self.capturing = False
         graph = self.graphs[-1]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a part may well be empty
@@ -78,8 +78,8 @@ class Parts:
 
     def abandon(self) -> None:
         """End a capture that failed; keep nothing of it."""
-        if self._capturing:
-            self._capturing = False
+        if self.capturing:
+            self.capturing = False
             with warnings.catch_warnings(), suppress(RuntimeError):  # the driver may have ended it
                 warnings.simplefilter("ignore")
                 self.graphs[-1].capture_end()
@@ -100,7 +100,7 @@ class Parts:
     @contextmanager
     def paused(self, what: str) -> Iterator[bool]:
         """Run the block between two parts; yield whether it is."""
-        if not self._capturing:  # before, after, or inside of another such block
+        if not self.capturing:  # before, after, or inside of another such block
             yield False
             return
         self.between[what] += 1
@@ -122,11 +122,6 @@ class Parts:
     def shapes_depend_on_data(self) -> bool:
         """Whether the step asked for a shape that only the GPU knew."""
         return not SHAPING.isdisjoint(self.between)
-
-    @property
-    def capturing(self) -> bool:
-        """Whether a part is being captured now."""
-        return self._capturing
 
 
 @contextmanager
@@ -242,10 +237,7 @@ def _reading(torch: Any, parts: Parts, kernel: Any, copy: Any) -> Callable[..., 
 
 
 def _copying(torch: Any, parts: Parts, kernel: Any) -> Callable[..., Any]:
-    """Wrap copies: those for which the host waits run between parts.
-
-    The next part has the same copy by pinned memory, which a graph can hold.
-    """
+    """Wrap copies: what the host waits for runs between parts, then again by pinned memory."""
 
     def copy(keyset: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyTorch calls it
         if not torch.is_tensor(source):  # a number comes as a number of Python's
@@ -284,10 +276,7 @@ def _pausing(parts: Parts, function: Callable[..., Any]) -> Callable[..., Any]:
 def _timing(
     parts: Parts, record: Callable[..., Any], elapsed: Callable[[Any, Any], object]
 ) -> Callable[..., Any]:
-    """Wrap the recording of events: where one takes the time it is recorded between parts.
-
-    One that was recorded in a capture has no time. Those that only order streams stay in it.
-    """
+    """Wrap the recording of events: a timed one has no time in a capture, so it comes between."""
 
     def takes_time(event: Any) -> bool:
         try:  # nothing else says whether it was made with enable_timing
@@ -388,11 +377,8 @@ def _release(torch: Any, parts: Parts) -> None:
 
 
 def _recover(torch: Any) -> None:
-    """Get PyTorch out of a capture that failed.
-
-    It leaves its random generator believing that a capture is under way, and every later draw
-    fails; a capture that succeeds sets that right.
-    """
+    # A capture that failed leaves PyTorch's random generator believing that one is under way, and
+    # every later draw fails; a capture that succeeds sets that right.
     wait_for_gpu(torch)
     parts = Parts(torch)  # with memory of its own: that of the earlier parts is given back
     with side_stream(torch):

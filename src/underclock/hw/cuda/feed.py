@@ -109,22 +109,20 @@ class Feed:
                 ended = torch.cuda.Event(enable_timing=True)
                 ended.record(stream)
                 flying.append(ended)
-                if len(flying) >= IN_FLIGHT:
-                    self._complete(begun, flying.pop(0))
+                if len(flying) < IN_FLIGHT:
+                    continue
+                ended = flying.pop(0)
+                _wait_for(ended)
+                self._moved_s = SystemClock().now_s()
+                elapsed_s = begun.elapsed_time(ended) * 1e-3
+                with self._lock:
+                    launches = self._done.launches + self._per_round
+                    self._done = Progress(launches=launches, elapsed_s=elapsed_s)
             for ended in flying[-1:]:
                 _wait_for(ended)
         except Exception as exc:  # noqa: BLE001 - raised where progress is asked for
             with self._lock:
                 self._error = exc
-
-    def _complete(self, begun: Any, ended: Any) -> None:
-        _wait_for(ended)
-        self._moved_s = SystemClock().now_s()
-        elapsed_s = begun.elapsed_time(ended) * 1e-3
-        with self._lock:
-            self._done = Progress(
-                launches=self._done.launches + self._per_round, elapsed_s=elapsed_s
-            )
 
 
 @contextmanager
@@ -193,7 +191,12 @@ class CudaLoop:
 
     def durations(self, for_s: float) -> Durations:
         """Watch launches for a while, at least until some rounds were seen whole."""
-        watch_s, settle_s = self._long_enough_s(for_s)
+        watch_s, settle_s = for_s, _SETTLE_S
+        if (done := self.feed.progress()).launches:  # reading what was seen must not take minutes
+            launch_s = done.elapsed_s / done.launches * self.rounds
+            most_s = _MOST_EVENTS / self.events * launch_s
+            watch_s = max(min(for_s, most_s), _LEAST_LAUNCHES * launch_s)
+            settle_s = min(_SETTLE_S, most_s)
         for _ in range(_TRIES):
             seen = self._watch(watch_s, settle_s)
             self.feed.progress()  # where nothing runs any more, this says why
@@ -211,15 +214,6 @@ class CudaLoop:
             "launches, but not each of ours whole",
             hint="another program or thread may launch work on this GPU: end it and measure again",
         )
-
-    def _long_enough_s(self, for_s: float) -> tuple[float, float]:
-        """Return how long to look on, and before to settle: reading it must not take minutes."""
-        done = self.feed.progress()
-        if not done.launches:
-            return for_s, _SETTLE_S
-        launch_s = done.elapsed_s / done.launches * self.rounds
-        most_s = _MOST_EVENTS / self.events * launch_s
-        return max(min(for_s, most_s), _LEAST_LAUNCHES * launch_s), min(_SETTLE_S, most_s)
 
     def _watch(self, for_s: float, settle_s: float) -> list[list[TracedActivity]]:
         if self.torch.autograd._profiler_enabled():  # noqa: SLF001 - a second one would end it

@@ -133,15 +133,11 @@ class CudaLauncher(StepLauncher):
 
     @contextmanager
     def _whole(self, round_: Round, coload: Places) -> Iterator[CudaLoop]:
-        """Launch the step, state put back before, with its co-load.
-
-        Where that comes after the step, the step's own graphs are replayed; where it comes between
-        launches, a graph of our own has all of them.
-        """
+        """Launch the step, state put back before, with its co-load."""
         torch, parts = self._torch, self.captured.parts
         self.snapshot.restore_contents()
         step = step_graphs(self.captured.nodes, self.captured.ends, self.traced.groups)
-        if round_.mix.after:
+        if round_.mix.after:  # co-load between launches: a graph of our own has all of them
             nodes, pieced = in_pieces(self.captured.nodes, self.traced.groups, round_, coload)
             runs: Runs = ((pieced,),)
             replays = 0
@@ -177,10 +173,15 @@ class CudaLauncher(StepLauncher):
         kernels = {place: self._nodes(position) for place, position in enumerate(positions)}
         parts = parts_of(round_.turns(), kernels | coload)
         if positions:
-            self._prepare(positions, only)
+            # To the kernel itself: a memset that serves it may lie far before.
+            self.rewind(self.traced.groups[positions[0]].nodes[-1])
+        if only is not None and only.name not in self._seen:
+            self._inspect(only, kernels[0])
+            self._seen.add(only.name)
         nodes = flat(parts)
         with _long_enough(self._torch, nodes, self.pace) as (chain, count):
-            before = self._uniformity(indices[0]) if only is not None else []
+            views = self._views(kernels[0]) if only is not None else []
+            before = [uniformity(view) for view in views]
 
             def launch(stream: Any) -> None:
                 chain(stream.cuda_stream)
@@ -188,24 +189,13 @@ class CudaLauncher(StepLauncher):
             means = functools.partial(mean_durations, runs=((graph_of(parts * count),),))
             with self._feeding(launch, round_, count, len(nodes), means) as loop:
                 yield loop
-            if only is not None:
-                self._note_decay(only, indices[0], before)
-
-    @contextmanager
-    def repeated(self, positions: Sequence[int]) -> Iterator[tuple[Callable[[int], None], int]]:
-        """Yield a graph of launches repeated, with the data of the first, and how often."""
-        self._prepare(positions, None)
-        mine = [node for position in positions for node in self._nodes(position)]
-        with _long_enough(self._torch, mine, self.pace) as made:
-            yield made
-
-    def _prepare(self, positions: Sequence[int], inspected: Kernel | None) -> None:
-        """Bring the step's data to where some launches meet it; look at what one reads at first."""
-        # To the kernel itself: a memset that serves it may lie far before.
-        self.rewind(self.traced.groups[positions[0]].nodes[-1])
-        if inspected is not None and inspected.name not in self._seen:
-            self._inspect(inspected, self._nodes(positions[0]))
-            self._seen.add(inspected.name)
+            after = [uniformity(view) for view in views]
+            grown = max((b - a for a, b in zip(before, after, strict=True)), default=0.0)
+            if only is not None and grown > _DEGENERATE:
+                self._notes[only.name] = (
+                    f"{only.name!r} works in place: run over and over, {grown:.0%} of what it "
+                    "works on became one value, so its energy is too low"
+                )
 
     def _nodes(self, position: int) -> list[GraphNode]:
         return [self.captured.nodes[i] for i in self.traced.groups[position].nodes]
@@ -227,10 +217,6 @@ class CudaLauncher(StepLauncher):
         words = [word for node in nodes for word in node.words if word not in cleared]
         return windows(self._torch, self.captured.memory, words)
 
-    def _uniformity(self, index: int) -> list[float]:
-        nodes = self._nodes(self.traced.launch_of(index))
-        return [uniformity(view) for view in self._views(nodes)]
-
     def _inspect(self, kernel: Kernel, nodes: Sequence[GraphNode]) -> None:
         """Note a kernel most of whose operands hold one value."""
         launch = kernel.launch
@@ -249,15 +235,6 @@ class CudaLauncher(StepLauncher):
             self._notes[kernel.name] = (
                 f"{kernel.name!r} reads {len(constant)} operand(s) that hold one value only; if "
                 "they do not in training, it draws more power there"
-            )
-
-    def _note_decay(self, kernel: Kernel, index: int, before: Sequence[float]) -> None:
-        after = self._uniformity(index)
-        grown = max((b - a for a, b in zip(before, after, strict=True)), default=0.0)
-        if grown > _DEGENERATE:
-            self._notes[kernel.name] = (
-                f"{kernel.name!r} works in place: run over and over, {grown:.0%} of what it works "
-                "on became one value, so its energy is too low"
             )
 
 
@@ -334,11 +311,11 @@ class EagerLauncher(StepLauncher):
                 coload=tuple(place for place, _ in after),
             )
             events = steps * len(self.nodes) + len(after) + MARKS
-            means = self._means(launched)
+            means = functools.partial(self._means, launched)
             yield stack.enter_context(self._feeding(launch, round_, rounds, events, means))
 
     def _unwatch(self) -> None:
-        """Take the profiler off the driver, if it looked on: it would slow what comes next."""
+        # A profiler that looked on is taken off the driver: it would slow what comes next.
         if self._watched:
             self._watched = False
             detach(self._torch)
@@ -358,29 +335,25 @@ class EagerLauncher(StepLauncher):
                 hint="with root, clocks are held instead: leave --grid steer away",
             )
 
-    def _means(self, launched: EagerRound) -> Means:
-        def means(seen: Sequence[Sequence[TracedActivity]]) -> dict[int, float] | None:
-            self._watched = True
-            found = eager_durations(seen, launched)
-            if found is None:
-                return None
-            mean_s, waited = found
-            if waited >= _WAITS:
-                self._notes.setdefault(
-                    "waits",
-                    f"the GPU waits for the host in {waited:.0%} of the step: a clock that "
-                    "is a little lower may then cost no time, and what waits draws power too",
-                )
-            return mean_s
-
-        return means
+    def _means(
+        self, launched: EagerRound, seen: Sequence[Sequence[TracedActivity]]
+    ) -> dict[int, float] | None:
+        self._watched = True
+        found = eager_durations(seen, launched)
+        if found is None:
+            return None
+        mean_s, waited = found
+        if waited >= _WAITS:
+            self._notes.setdefault(
+                "waits",
+                f"the GPU waits for the host in {waited:.0%} of the step: a clock that "
+                "is a little lower may then cost no time, and what waits draws power too",
+            )
+        return mean_s
 
 
 def _settings(torch: Any) -> Callable[[], AbstractContextManager[object]]:
-    """Return a context in which another thread has PyTorch's settings of this one.
-
-    A step is launched from a thread of its own, and PyTorch keeps these for each thread.
-    """
+    # A step is launched from a thread of its own, and PyTorch keeps these for each thread.
     device, grad = torch.get_default_device(), torch.is_grad_enabled()
 
     @contextmanager

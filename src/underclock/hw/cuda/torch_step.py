@@ -21,7 +21,6 @@ from underclock.hw.base import SystemClock
 from underclock.hw.cuda import PIPELINE_METHODS, paths_below, put
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.driver import wait_for_gpu
-from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.lockstep import is_distributed, meet
 from underclock.records.work import MODULE_MARK, PIECE_MARK
 
@@ -43,7 +42,8 @@ def warm_up(step: StepFunction) -> float:
     quickest_s = math.inf
     with side_stream(torch), memory_errors(torch, "running the step"):
         done = 0
-        while done < warm_ups(torch):  # a step may make its job's ranks meet as it first runs
+        # A step may make its job's ranks meet as it first runs.
+        while done < (_WARM_UPS_AMONG_RANKS if is_distributed(torch) else _WARM_UPS):
             done += 1
             wait_for_gpu(torch)
             begun_s = clock.now_s()
@@ -68,11 +68,6 @@ def step_errors(*passing: type[Exception]) -> Iterator[None]:
             f"the step failed before it was looked at: {type(exc).__name__}: {reason}",
             hint="a step is a function that takes nothing and trains once; run it by itself first",
         ) from exc
-
-
-def warm_ups(torch: Any) -> int:
-    """Return how often a step runs before it is looked at."""
-    return _WARM_UPS_AMONG_RANKS if is_distributed(torch) else _WARM_UPS
 
 
 def check_free(torch: Any) -> None:
@@ -155,15 +150,6 @@ def reason_of(exc: BaseException, before: BaseException | None = None) -> str:
     return f"{(lines[0] if lines else type(first).__name__).rstrip('.')}{at}"
 
 
-def check_same(difference: str | None) -> None:
-    """Refuse a step that is not the same each time."""
-    if difference is not None:
-        raise MeasurementError(
-            f"the step launches different kernels each time: {difference}",
-            hint="give it inputs of one shape, and leave out what happens on some steps only",
-        )
-
-
 @contextmanager
 def recorded(host_only: Any = None) -> Iterator[Mapping[str, Any]]:
     """Yield a mapping that is, after the block, PyTorch's trace of it in the Chrome format.
@@ -225,18 +211,6 @@ def profiler_detaches(*, detaches: bool) -> Iterator[None]:
         yield
     finally:
         os.environ.pop(_TEARDOWN, None)
-
-
-@contextmanager
-def detached_after(torch: Any) -> Iterator[None]:
-    """Have PyTorch's profiler leave the GPU's driver alone after the block that it looks on in.
-
-    Looks inside leave it attached, for they follow one another. It detaches after a last one, at
-    nothing: else every launch of the user's would take longer, a step of 5389 of them by 43 %
-    (LSTM, bound by the host, on an H200, measured by us).
-    """
-    with finally_unless_stuck(functools.partial(detach, torch)):
-        yield
 
 
 def detach(torch: Any) -> None:
