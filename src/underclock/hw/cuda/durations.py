@@ -11,9 +11,10 @@ lasts until the next one begins, waiting for the host included: so launches add 
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -99,11 +100,7 @@ def _lasted_s(activity: TracedActivity, next_s: float) -> float:
 
 
 def _alike(every: Sequence[Sequence[TracedActivity]], runs: Runs) -> list[set[tuple[int, int]]]:
-    """Return for each launch which graphs it may have been of: of which run, and which in that.
-
-    Where a profiler writes functions in another way than the driver, launches of a graph are
-    recognised by their number alone.
-    """
+    """Return for each launch which graphs it may have been of: of which run, and which in that."""
     ran = [(key, [Counter(map(key, launch)) for launch in every]) for key in _KEYS]
     known: list[set[tuple[int, int]]] = [set() for _ in every]
     for run, graphs in enumerate(runs):
@@ -119,17 +116,14 @@ def _alike(every: Sequence[Sequence[TracedActivity]], runs: Runs) -> list[set[tu
 
 
 def _whole(known: Sequence[set[tuple[int, int]]], number: int, run: int, parts: int) -> list[int]:
-    """Return the launches of one run, from a launch on; none where it is not whole.
-
-    Between its parts PyTorch launches what sets its random generator.
-    """
+    """Return the launches of one run, from a launch on; none where it is not whole."""
     launches: list[int] = []
     for launch in range(number, len(known)):
         if (run, len(launches)) in known[launch]:
             launches.append(launch)
             if len(launches) == parts:
                 return launches
-        elif known[launch] or launch == number:
+        elif known[launch] or launch == number:  # else what sets PyTorch's random generator
             break
     return []
 
@@ -148,7 +142,7 @@ def _places(activities: Sequence[TracedActivity], graph: GraphLaunch) -> list[in
 
 _KEYS: tuple[Callable[[Node | TracedActivity], _Key], ...] = (
     lambda one: (one.kind, one.function),
-    lambda one: (one.kind, ""),
+    lambda one: (one.kind, ""),  # where a profiler writes functions otherwise than the driver
 )
 
 
@@ -163,78 +157,56 @@ class EagerRound:
     coload: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class _Sums:
-    took_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    times: Counter[int] = field(default_factory=Counter)
-    step_s: float = 0.0
-    idle_s: float = 0.0
-
-    def add(self, places: Sequence[int], each_s: Iterable[float]) -> None:
-        for place, one_s in zip(places, each_s, strict=True):
-            self.took_s[place] += one_s
-
-
 def eager_durations(
-    seen: Iterable[Sequence[TracedActivity]], round_: EagerRound
+    seen: Sequence[Sequence[TracedActivity]], round_: EagerRound
 ) -> tuple[dict[int, float], float] | None:
-    """Return what launches took in the rounds that were seen whole; ``None`` without any. Returns
-    the mean duration of a launch of each place in s, and the part of the steps' time in which the
-    GPU had nothing to do.
+    """Return what launches took in the rounds that were seen whole; ``None`` without any.
+
+    Returns:
+        The mean duration of a launch of each place in s, and the part of the steps' time in which
+        the GPU had nothing to do.
     """
-
-    @cache
-    def aligned(keys: tuple[_Key, ...]) -> _Pairs | None:
-        return _pairs(round_, keys)
-
-    sums = _Sums()
-    inside: list[Sequence[TracedActivity]] | None = None
-    begun_s = 0.0
-    for call in seen:
-        if len(call) != MARKS or any(_SPIN not in one.function for one in call):
-            if inside is not None:
-                inside.append(call)
+    aligned = cache(partial(_pairs, round_))
+    took_s: dict[int, float] = defaultdict(float)
+    times: Counter[int] = Counter()
+    step_s = idle_s = 0.0
+    marks = [
+        at
+        for at, call in enumerate(seen)
+        if len(call) == MARKS and all(_SPIN in one.function for one in call)
+    ]
+    for mark, following in pairwise(marks):
+        calls, ended_s = seen[mark + 1 : following], seen[following][0].start_s
+        begun_s = seen[mark][-1].start_s + seen[mark][-1].duration_s
+        coload: Sequence[TracedActivity] = ()
+        if round_.coload:
+            coload = calls[-1] if calls else ()
+            if len(coload) != len(round_.coload):
+                continue
+            calls, ended_s = calls[:-1], coload[0].start_s
+        ran = sorted((one for call in calls for one in call), key=lambda one: one.start_s)
+        lasted = [(at, one.duration_s) for at, one in zip(round_.coload, coload, strict=True)]
+        if round_.steps:
+            found = aligned(tuple((one.kind, one.function) for one in ran))
+            if found is None:
+                continue
+            nodes = len(round_.nodes) * round_.steps
+            at, starts = [0, *(n for n, _ in found if n), nodes], [begun_s]
+            starts += [ran[a].start_s for n, a in found if n]
+            edges = np.interp(np.arange(nodes + 1), at, [*starts, ended_s])
+            lasted += zip(round_.places * round_.steps, np.diff(edges).tolist(), strict=True)
+            times.update(dict.fromkeys(round_.places, round_.steps))
+            step_s += ended_s - begun_s
+            idle_s += max(0.0, ended_s - begun_s - busy_s(ran))
+        elif ran:
             continue
-        if inside is not None:
-            _add(sums, round_, inside, (begun_s, call[0].start_s), aligned)
-        inside, begun_s = [], call[-1].start_s + call[-1].duration_s
-    if not sums.times or min(sums.took_s.values()) <= 0:
+        for place, one_s in lasted:
+            took_s[place] += one_s
+        times.update(round_.coload)
+    if not times or min(took_s.values()) <= 0:
         return None
-    mean_s = {place: took_s / sums.times[place] for place, took_s in sums.took_s.items()}
-    return mean_s, sums.idle_s / sums.step_s if sums.step_s else 0.0
-
-
-def _add(
-    sums: _Sums,
-    round_: EagerRound,
-    calls: list[Sequence[TracedActivity]],
-    span_s: tuple[float, float],
-    aligned: Callable[[tuple[_Key, ...]], _Pairs | None],
-) -> None:
-    begun_s, ended_s = span_s
-    coload: Sequence[TracedActivity] = ()
-    if round_.coload:
-        coload = calls[-1] if calls else ()
-        if len(coload) != len(round_.coload):
-            return
-        calls, ended_s = calls[:-1], coload[0].start_s
-    ran = sorted((one for call in calls for one in call), key=lambda one: one.start_s)
-    if round_.steps:
-        found = aligned(tuple((one.kind, one.function) for one in ran))
-        if found is None:
-            return
-        nodes = len(round_.nodes) * round_.steps
-        at, starts = [0, *(n for n, _ in found if n), nodes], [begun_s]
-        starts += [ran[a].start_s for n, a in found if n]
-        edges = np.interp(np.arange(nodes + 1), at, [*starts, ended_s])
-        sums.add(round_.places * round_.steps, np.diff(edges).tolist())
-        sums.times.update(dict.fromkeys(round_.places, round_.steps))
-        sums.step_s += ended_s - begun_s
-        sums.idle_s += max(0.0, ended_s - begun_s - busy_s(ran))
-    elif ran:
-        return
-    sums.add(round_.coload, (one.duration_s for one in coload))
-    sums.times.update(round_.coload)
+    mean_s = {place: took_s[place] / count for place, count in times.items()}
+    return mean_s, idle_s / step_s if step_s else 0.0
 
 
 def _pairs(round_: EagerRound, ran: tuple[_Key, ...]) -> _Pairs | None:
