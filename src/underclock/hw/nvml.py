@@ -17,7 +17,6 @@ from underclock.hw.nvml_calls import (
     CLOCK_NUMBERS,
     Value,
     call,
-    call_optional,
     gpu_count,
     is_simulated,
     locked_mhz,
@@ -33,6 +32,11 @@ from underclock.units import Domain
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 PARTITIONED = "split into MIG instances, whose clocks are one"
 _OVERCLOCKED = 1.25  # of the highest clock listed: offsets that users set lift clocks above it
+_GONE = {  # no reading of any kind comes any more
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+}
 
 
 def shown_by_cuda() -> tuple[str, ...]:
@@ -216,7 +220,12 @@ class NvmlGpu:
         return self._maybe_milli("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)
 
     def _maybe(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
-        return call_optional(f"read the {what}", function, self._handle, *arguments)
+        try:
+            return self._get(what, function, *arguments)
+        except UnderclockError as exc:
+            if getattr(exc.__cause__, "value", None) in _GONE:
+                raise
+            return None  # a GPU that is there may lack a reading
 
     def _maybe_milli(self, what: str, function: Callable[..., Any]) -> float | None:
         milli = self._maybe(what, function)

@@ -36,11 +36,6 @@ MAY_SET = "underclockMaySet"
 _SYS_ADMIN = 21  # the number of CAP_SYS_ADMIN
 _EVERYBODY = ["0", "0", "4294967295"]  # user numbers as the kernel itself counts them
 _NOT_TOLD = "this GPU or its driver does not have that reading"
-_GONE = {  # no reading of any kind comes any more
-    pynvml.NVML_ERROR_GPU_IS_LOST,
-    pynvml.NVML_ERROR_UNINITIALIZED,
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-}
 _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
     pynvml.NVML_ERROR_NO_PERMISSION: (
         NotPermittedError,
@@ -199,16 +194,6 @@ def call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
     raise kind(f"could not {what}: {cause}", hint=hint) from cause
 
 
-def call_optional(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """Call NVML for a reading that a GPU may lack; ``None`` where a GPU that is there has none."""
-    try:
-        return call(what, function, *arguments)
-    except UnderclockError as exc:
-        if getattr(exc.__cause__, "value", None) in _GONE:
-            raise
-        return None
-
-
 def check_writable(what: str) -> None:
     """Refuse to write where read-only mode closes the gate."""
     if is_read_only():
@@ -235,12 +220,7 @@ def locked_mhz(handle: object, clock: int) -> tuple[int, int] | None:
     code = function(handle, ctypes.c_uint(clock), ctypes.byref(low), ctypes.byref(high))
     if code == pynvml.NVML_ERROR_NOT_FOUND:
         return None
-
-    def check() -> None:
-        if code != pynvml.NVML_SUCCESS:
-            raise pynvml.NVMLError(code)
-
-    call("read a lock", check)
+    call("read a lock", pynvml._nvmlCheckReturn, code)  # noqa: SLF001 - as its own functions do
     return low.value, high.value
 
 

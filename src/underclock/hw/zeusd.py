@@ -63,7 +63,7 @@ class Zeusd:
 
     def discover(self) -> Message:
         """Return what it says of itself."""
-        found = self._ask("GET", "/discover", {}, "ask zeusd what it can do")
+        found = self.ask("GET", "/discover", {}, "ask zeusd what it can do")
         groups = found.get("enabled_api_groups")
         if groups is not None and _CONTROL not in groups:
             raise NotPermittedError(
@@ -77,16 +77,11 @@ class Zeusd:
             )
         return found
 
-    def post(self, name: str, gpu_id: int, parameters: Mapping[str, object], what: str) -> None:
-        """Have it set something on a GPU, as it counts them, and wait until it has."""
-        query = {"gpu_ids": gpu_id, "block": "true", **parameters}
-        self._ask("POST", f"/gpu/{name}", query, what)
-
     def close(self) -> None:
         """Close the connection; it opens again when it is used."""
         self._connection.close()
 
-    def _ask(self, method: str, path: str, query: Mapping[str, object], what: str) -> Message:
+    def ask(self, method: str, path: str, query: Mapping[str, object], what: str) -> Message:
         """Ask, and again where the connection had rested too long: setting twice is no harm."""
         target = f"{path}?{urlencode(query)}" if query else path
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
@@ -139,24 +134,16 @@ class ZeusdGpu(SettableNvmlGpu):
         self._id = _id_of(uuid, zeusd)
 
     def write(self, setting: Domain, value: Value) -> None:
-        """Have it set; ``None`` gives a clock back to the driver."""
-        name, parameters, what = _asked(setting, value)
+        """Have it set, and wait until it is; ``None`` gives a clock back to the driver."""
+        does, what = "reset", f"unlock the {setting}"
+        query: dict[str, object] = {"gpu_ids": self._id, "block": "true"}
+        if value is not None:
+            low, high = value if isinstance(value, tuple) else (int(value), int(value))
+            does, what = "set", f"lock the {setting} at {low} to {high} MHz"
+            query |= {"min_clock_mhz": low, "max_clock_mhz": high}
         check_writable(what)
-        self._zeusd.post(name, self._id, parameters, what)
-
-    def close(self) -> None:
-        """Close the connection; it opens again when something is set."""
-        self._zeusd.close()
-
-
-def _asked(setting: Domain, value: Value) -> tuple[str, dict[str, object], str]:
-    """Return the endpoint that sets something, its parameters, and what is set in words."""
-    domain = "gpu" if setting is Domain.CORE else "mem"
-    if value is None:
-        return f"reset_{domain}_locked_clocks", {}, f"unlock the {setting}"
-    low, high = value if isinstance(value, tuple) else (int(value), int(value))
-    bounds: dict[str, object] = {"min_clock_mhz": low, "max_clock_mhz": high}
-    return f"set_{domain}_locked_clocks", bounds, f"lock the {setting} at {low} to {high} MHz"
+        domain = "gpu" if setting is Domain.CORE else "mem"
+        self._zeusd.ask("POST", f"/gpu/{does}_{domain}_locked_clocks", query, what)
 
 
 def _id_of(uuid: str, zeusd: Zeusd) -> int:

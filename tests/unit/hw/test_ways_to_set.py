@@ -181,7 +181,7 @@ def test_zeusd_is_taken_where_nothing_else_is_open(
         assert isinstance(gpu, ZeusdGpu)
         gpu.write(Domain.CORE, 1200.0)
         assert machine.gpus[0].core_lock == (1200, 1200)
-        gpu.close()
+        gpu._zeusd.close()  # noqa: SLF001 - it outlives the test otherwise
 
 
 def test_a_zeusd_that_does_not_answer_is_no_way(
