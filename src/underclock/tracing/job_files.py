@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from underclock.core.tracing.host import ranks_of
 from underclock.core.tracing.job_traces import check_ranks, traced_job
+from underclock.core.tracing.profile import ranks_of
 from underclock.core.tracing.rank_trace import OWN, RankHead, RankTrace, rank_head, rank_trace
 from underclock.core.tracing.recapture import difference
 from underclock.errors import DataError, NotSupportedError, UsageError

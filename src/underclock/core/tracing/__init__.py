@@ -1,7 +1,7 @@
 """From what a profiler and a captured graph saw to the kernels of a step.
 
-* `profile`: a profiler's trace to activities, each with operator, module and pass
-* `host`: what was open on the host as it asked for each of them, and what a collective sends
+* `profile`: a profiler's trace to activities, each with operator, module and pass, by what was open
+  on the host as it asked for them
 * `captured`: which activity is which node of a captured graph, and what was lost of a plain run
 * `step`: nodes with what launched them, to distinct kernels in launch order
 * `names`: what they are called, what bounds them by design, and which the data sizes
@@ -13,5 +13,4 @@
 * `rank_places`: where each rank stands in its job
 * `rank_waits`: what collectives and transfers take, and who waits for them
 * `job_traces`: the traces of all ranks, as one job
-* `assumed`: a step of operators that were seen on a CPU
 """

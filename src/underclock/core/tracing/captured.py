@@ -18,8 +18,15 @@ from typing import Any
 
 import msgspec
 
-from underclock.core.tracing.host import HostTimeline, complete_events, is_collective
-from underclock.core.tracing.profile import activities, check_seen, lost_note, stream_waits
+from underclock.core.tracing.profile import (
+    HostTimeline,
+    activities,
+    check_seen,
+    complete_events,
+    is_collective,
+    lost_note,
+    stream_waits,
+)
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.core.tracing.streams import beside_note, with_shares
 from underclock.records import ASSUMED, Step

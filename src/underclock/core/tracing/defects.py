@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import dropwhile, pairwise
 from typing import Any
 
-from underclock.core.tracing.host import CALLS, complete_events, correlation_of
-from underclock.core.tracing.profile import GPU, launching
+from underclock.core.tracing.profile import CALLS, GPU, complete_events, correlation_of, launching
 from underclock.errors import DataError
 from underclock.records.work import NodeKind
 

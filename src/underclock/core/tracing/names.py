@@ -24,7 +24,7 @@ from fractions import Fraction
 
 import msgspec
 
-from underclock.core.tracing.host import is_collective
+from underclock.core.tracing.profile import is_collective
 from underclock.records import Kernel, Kind, Launch, Pass
 
 _PASS_WORD = {Pass.FORWARD: "", Pass.OTHER: ""}  # the rest by their own names

@@ -25,8 +25,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from underclock.core.tracing.defects import NCCL, SoundTrace, sound_trace
-from underclock.core.tracing.host import CALLS, HostTimeline, complete_events, correlation_of
-from underclock.core.tracing.profile import GPU, activities, activity_of, gpu_events, stream_waits
+from underclock.core.tracing.profile import (
+    CALLS,
+    GPU,
+    HostTimeline,
+    activities,
+    activity_of,
+    complete_events,
+    correlation_of,
+    gpu_events,
+    stream_waits,
+)
 from underclock.core.tracing.rank_passes import (
     ON_HOST,
     SAME_S,

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from underclock.core.tracing.host import bytes_of
 from underclock.core.tracing.names import Pool, flops_of, kind_of, named, pools, starred
+from underclock.core.tracing.profile import bytes_of
 from underclock.errors import DataError
 from underclock.records import Kernel, Launch, Pass, Step
 from underclock.records.work import (

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.tracing.host import WIDTHS
 from underclock.core.tracing.names import short
+from underclock.core.tracing.profile import WIDTHS
 from underclock.core.tracing.recapture import identity
 from underclock.core.transfer.unseen import FEWEST
 from underclock.records import Kernel, Kind

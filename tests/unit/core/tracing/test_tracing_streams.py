@@ -16,8 +16,7 @@ from rank_steps import RankStep, steps_s
 from recorded import Recording, read
 from underclock.arrays import Floats
 from underclock.core.tracing.captured import PlainRun, kernel_means_s, profiled_step
-from underclock.core.tracing.host import bytes_of
-from underclock.core.tracing.profile import activities, stream_waits
+from underclock.core.tracing.profile import activities, bytes_of, stream_waits
 from underclock.core.tracing.streams import Streams, beside_note, streams, with_shares
 from underclock.records import Kind, Pass
 from underclock.records.work import NodeKind, TracedActivity
