@@ -283,10 +283,8 @@ class GpuMeasurer:
         return _Tick(at_s, energy_j, start.every_s)
 
     def _next_tick(self, clock: Clock) -> _Tick:
-        """Return when the counter next steps, and to what.
-
-        Once its steps are known, sleep to shortly before the next: each question blocks the host.
-        """
+        """Return when the counter next steps, and to what."""
+        # Once its steps are known, sleep to shortly before the next: each question blocks the host.
         if self._last is None:
             at_s, energy_j = zip(*(self._ask() for _ in range(4)), strict=True)
             apart_s = sorted(b - a for a, b in itertools.pairwise(at_s))

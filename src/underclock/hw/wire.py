@@ -183,11 +183,9 @@ def listening(path: Path) -> Iterator[socket.socket]:
 
 
 def _check_room(path: Path) -> None:
-    """Refuse to replace anything but a socket that no process answers on.
-
-    Nothing is locked meanwhile: who may read a folder could hold a lock on it for ever. Of two that
-    begin at the same moment, the first is never reached.
-    """
+    """Refuse to replace anything but a socket that no process answers on."""
+    # Nothing is locked meanwhile: who may read a folder could hold a lock on it for ever. Of two
+    # that begin at the same moment, the first is never reached.
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

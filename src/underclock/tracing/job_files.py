@@ -244,11 +244,9 @@ def _read(file: Path) -> RankTrace:
 
 
 def _trace(path: Path) -> dict[str, Any]:
-    """Read a trace, be it not quite JSON.
-
-    PyTorch writes backslashes and quotes of names, control characters, ``nan`` and ``inf`` as they
-    are, and a comma too many.
-    """
+    """Read a trace, be it not quite JSON."""
+    # PyTorch writes backslashes and quotes of names, control characters, ``nan`` and ``inf`` as
+    # they are, and a comma too many.
     killed = "the rank may have been killed as it wrote: export its trace anew"
     try:
         body = path.read_bytes()

@@ -281,11 +281,9 @@ def load_step(source: str) -> StepFunction:
 
 
 def _take_own_gpu() -> None:
-    """Have a rank that ``torchrun`` started work on its own GPU, unless its file saw to that.
-
-    A stream belongs to the GPU that is current when it is made, and the first is made before the
-    step runs.
-    """
+    """Have a rank that ``torchrun`` started work on its own GPU, unless its file saw to that."""
+    # A stream belongs to the GPU that is current when it is made, and the first is made before the
+    # step runs.
     library: Any = sys.modules.get("torch")
     if library is None or not library.cuda.is_available():
         return

@@ -21,7 +21,6 @@ import msgspec
 from underclock.core.tracing.profile import (
     HostTimeline,
     activities,
-    check_seen,
     complete_events,
     is_collective,
     lost_note,
@@ -29,6 +28,7 @@ from underclock.core.tracing.profile import (
 )
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.core.tracing.streams import beside_note, with_shares
+from underclock.errors import MeasurementError
 from underclock.records import ASSUMED, Step
 from underclock.records.work import (
     LAUNCH_MARK,
@@ -86,7 +86,13 @@ def captured_step(
         MeasurementError: Nothing was seen of the plain run.
         DataError: It launches nothing.
     """
-    check_seen(len(plain.seen), len(nodes))
+    if nodes and not plain.seen:
+        raise MeasurementError(
+            f"the step launches {len(nodes)} kernels, memsets or copies, and PyTorch's profiler "
+            "saw none of them run",
+            hint="another profiler may hold the GPU's timestamps (Nsight, a job's own, DCGM's "
+            "profiling metrics): end it and trace again, in a new process",
+        )
     aligned = align(nodes, plain.seen)
     notes = (
         plain.lost,

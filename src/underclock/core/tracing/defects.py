@@ -170,10 +170,8 @@ def _of_one_gpu(gpu: Sequence[_Event], name: str) -> tuple[int, list[_Event]]:
 
 
 def _calls_by_operator(host: Sequence[_Event], gpu: Sequence[_Event]) -> list[_Event]:
-    """Return calls for work whose own call was not traced, where its operator was.
-
-    Triton's launches by the driver have none in older traces, only the operator's number.
-    """
+    """Return calls for work whose own call was not traced, where its operator was."""
+    # Triton's launches by the driver have none in older traces, only the operator's number.
     called = {correlation_of(event) for event in host if event.get("cat") in CALLS}
     operators = {
         event["args"]["External id"]: event
@@ -190,10 +188,8 @@ def _calls_by_operator(host: Sequence[_Event], gpu: Sequence[_Event]) -> list[_E
 
 
 def _after_calls(gpu: list[_Event], called_us: Mapping[int, float]) -> tuple[list[_Event], float]:
-    """Return work less what begins before its call, and by how much two clocks differ, in us.
-
-    They differ where so much begins early, in order, that no defect of a few kernels explains it.
-    """
+    """Return work less what begins before its call, and by how much two clocks differ, in us."""
+    # They differ where so much begins early, in order, that no defect of a few kernels explains it.
     early_us = [called_us[correlation_of(event)] - float(event["ts"]) for event in gpu]
     differ = sum(each > _EARLY_US for each in early_us) > _SKEWED * len(gpu)
     if differ:
@@ -242,10 +238,8 @@ def _longest_ascending(values: Sequence[float]) -> list[int]:
 
 
 def _next_to(kept: Sequence[_Event], strays: Sequence[_Event]) -> tuple[set[int], set[int]]:
-    """Return what precedes, and what follows, work of its stream that is of no known pass.
-
-    Before all other work of the stream it is of a step before the trace.
-    """
+    """Return what precedes, and what follows, work of its stream that is of no known pass."""
+    # Before all other work of the stream it is of a step before the trace.
     lost = {id(event) for event in strays}
     before, after = set[int](), set[int]()
     for some in _by_stream([*kept, *strays]):
@@ -260,11 +254,9 @@ def _next_to(kept: Sequence[_Event], strays: Sequence[_Event]) -> tuple[set[int]
 
 
 def _cut(gpu: list[_Event]) -> tuple[list[_Event], set[int], set[int]]:
-    """End work where the next one of its stream begins; return which lasted beyond that one.
-
-    Where it lasts into the next one, either may be wrong: the last set holds the next ones. Kernels
-    of one graph may run side by side in the stream that it was launched in.
-    """
+    """End work where the next one of its stream begins; return which lasted beyond that one."""
+    # Where it lasts into the next one, either may be wrong: the last set holds the next ones.
+    # Kernels of one graph may run side by side in the stream that it was launched in.
     kept, cut, after = [event for event in gpu if _is_nccl(event)], set[int](), set[int]()
     for some in _by_stream(gpu):
         some.sort(key=lambda each: (float(each["ts"]), _end(each)))

@@ -160,12 +160,10 @@ def _copy(tensors: Sequence[_Tensor]) -> str:
 
 
 def _gradient(factors: Sequence[_Tensor], rows: set[str]) -> str:
-    """Return what a product of the backward pass is the gradient of; empty where unknown.
-
-    The gradient of a weight is summed over the rows that the forward pass multiplied by it, that of
-    an input has such a row for each of them. Where sizes coincide, a transposed first
-    factor marks the weight's.
-    """
+    """Return what a product of the backward pass is the gradient of; empty where unknown."""
+    # The gradient of a weight is summed over the rows that the forward pass multiplied by it, that
+    # of an input has such a row for each of them. Where sizes coincide, a transposed first factor
+    # marks the weight's.
     if len(factors) != _FACTORS or factors[0].sizes.count("x") != 1:
         return ""
     outer, inner = factors[0].sizes.split("x")
@@ -178,10 +176,8 @@ def _gradient(factors: Sequence[_Tensor], rows: set[str]) -> str:
 
 
 def _distinct_names(name: str, launches: Mapping[int, Launch]) -> dict[int, str]:
-    """Add words to a name that several kernels share, so that they differ.
-
-    One property that differs for all is best; else one that differs for some, then further ones.
-    """
+    """Add words to a name that several kernels share, so that they differ."""
+    # One property that differs for all is best; else one that differs for some, then further ones.
     words = [{at: tell(launch) for at, launch in launches.items()} for tell in _TELLING]
     kinds = [len(set(said.values())) for said in words]
     telling = [at for at, count in enumerate(kinds) if count > 1]

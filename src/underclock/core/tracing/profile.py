@@ -18,18 +18,16 @@ from typing import Any
 
 import msgspec
 
-from underclock.errors import DataError, MeasurementError
+from underclock.errors import DataError
 from underclock.records import Pass
 from underclock.records.work import MODULE_MARK, PIECE_MARK, NodeKind, TracedActivity
 
 _Event = Mapping[str, Any]
 CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 """Categories of the events that ask for GPU work."""
-_BACKWARD = "autograd::engine::evaluate_function"
+EVALUATES = "autograd::engine::evaluate_function"
+"""How names of autograd's ranges begin."""
 _RANGES = {"cpu_op", "user_annotation"}
-_NAME, _RANKS = "Collective name", "Group size"
-_IN, _OUT = "In msg nelems", "Out msg nelems"
-_GROUP = "Process Group Name"
 _COLLECTIVE = "nccl::"
 # Our name of a type, bytes of an element, as c10 writes it, as operators have it.
 _TYPES = (
@@ -67,7 +65,7 @@ class HostRange:
     @property
     def is_backward(self) -> bool:
         """Whether autograd evaluates one function of the backward pass in it."""
-        return self.name.startswith(_BACKWARD)
+        return self.name.startswith(EVALUATES)
 
     @property
     def is_optimizer(self) -> bool:
@@ -180,16 +178,18 @@ def operator_and_shapes(
         chain: What was open on the host as it was asked for, outermost first.
     """
     arguments = [event.get("args", {}), *(range_.arguments for range_ in reversed(chain))]
-    facts = next((each for each in arguments if each.get(_NAME)), None)
+    facts = next((each for each in arguments if each.get("Collective name")), None)
     if facts is None:
         return None
     dtype = str(facts.get("dtype", ""))
     name = _OF_C10.get(dtype, dtype)
-    sent, received = (f"{name}[{int(facts.get(key, 0))}]" for key in (_IN, _OUT))
-    group = str(facts.get(_GROUP, ""))
+    sent, received = (
+        f"{name}[{int(facts.get(key, 0))}]" for key in ("In msg nelems", "Out msg nelems")
+    )
+    group = str(facts.get("Process Group Name", ""))
     of_group = f" in group {group!r}" if group else ""
-    shapes = f"{sent} to {received} among {int(facts.get(_RANKS, 1))} ranks{of_group}"
-    return f"{_COLLECTIVE}{facts[_NAME]}", shapes
+    shapes = f"{sent} to {received} among {int(facts.get('Group size', 1))} ranks{of_group}"
+    return f"{_COLLECTIVE}{facts['Collective name']}", shapes
 
 
 def is_collective(operator: str) -> bool:
@@ -232,13 +232,10 @@ _LAUNCHING = (  # runtime and driver, with every suffix: cudaLaunchKernelExC, cu
     ("Memset", NodeKind.MEMSET),
     ("Memcpy", NodeKind.COPY),
 )
-_CAPTURE_BEGINS, _CAPTURE_ENDS = "cudaStreamBeginCapture", "cudaStreamEndCapture"
 _SYNCHRONISING = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync is excluded below
-_STREAM_WAITS = "Stream Wait Event"
 _US = 1e-6
 _FRAMES = (MODULE_MARK, PIECE_MARK, "ProfilerStep", "Torch-Compiled Region", "## ")  # no operators
 _OPERATOR = re.compile(r"\w+::\w+")  # of PyTorch's dispatcher; other ranges have a blank or colon
-_LIST = "TensorList"
 
 
 def activities(
@@ -289,7 +286,7 @@ def launching(
 
     What is captured runs later, if at all.
     """
-    marks = {_CAPTURE_BEGINS: True, _CAPTURE_ENDS: False}
+    marks = {"cudaStreamBeginCapture": True, "cudaStreamEndCapture": False}
     turns = sorted((float(e["ts"]), marks[e["name"]]) for e in events if e["name"] in marks)
     moments = [moment for moment, _ in turns]
     for event in events:
@@ -322,7 +319,7 @@ def stream_waits(
     found: dict[tuple[int, int], None] = {}
     for event in events:
         facts = event.get("args", {})
-        if event.get("cat") != "cuda_sync" or event["name"] != _STREAM_WAITS:
+        if event.get("cat") != "cuda_sync" or event["name"] != "Stream Wait Event":
             continue
         called, waiting = correlation_of(event), facts.get("stream")
         mine = asked.get(waiting, [])
@@ -413,12 +410,10 @@ def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostT
 
 
 def _modules(chain: Sequence[HostRange], host: HostTimeline) -> tuple[str, ...]:
-    """Return the module an activity ran for, and those that called it, outermost first.
-
-    In the backward pass it is that of the forward operator with the same sequence number.
-    Accumulating a gradient has no number: it belongs to what was differentiated last. A module that
-    is recomputed there is called by none: those around it are that operator's.
-    """
+    """Return the module an activity ran for, and those that called it, outermost first."""
+    # In the backward pass it is that of the forward operator with the same sequence number.
+    # Accumulating a gradient has no number: it belongs to what was differentiated last. A module
+    # that is recomputed there is called by none: those around it are that operator's.
     backward = [i for i, range_ in enumerate(chain) if range_.is_backward]
     own = modules_around(chain[backward[-1] :] if backward else chain)
     if not backward:
@@ -437,7 +432,7 @@ def _shapes(arguments: Mapping[str, Any]) -> str:
     strides = arguments.get("Input Strides", [[]] * len(sizes))
     parts = []
     for kind, size, stride in zip(kinds, sizes, strides, strict=False):
-        if kind == _LIST:
+        if kind == "TensorList":
             parts.append(f"{len(size)} tensors[{sum(math.prod(one) for one in size)}]")
         elif kind in DTYPES:
             dense = [math.prod(size[place + 1 :]) for place in range(len(size))]
@@ -477,22 +472,3 @@ def lost_note(trace: Mapping[str, Any]) -> str | None:
         f"PyTorch's profiler lost {lost} of the {asked} kernels that a plain run launched: their "
         "shares of the step are not known"
     )
-
-
-def check_seen(seen: int, captured: int) -> None:
-    """Refuse a plain run of which nothing was seen.
-
-    Args:
-        seen: What the GPU did in it, as far as the profiler saw.
-        captured: Launches of the same step's graphs.
-
-    Raises:
-        MeasurementError: The step launches something, and nothing of it was seen.
-    """
-    if captured and not seen:
-        raise MeasurementError(
-            f"the step launches {captured} kernels, memsets or copies, and PyTorch's profiler saw "
-            "none of them run",
-            hint="another profiler may hold the GPU's timestamps (Nsight, a job's own, DCGM's "
-            "profiling metrics): end it and trace again, in a new process",
-        )

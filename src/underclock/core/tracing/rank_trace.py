@@ -27,6 +27,7 @@ import numpy as np
 from underclock.core.tracing.defects import NCCL, SoundTrace, sound_trace
 from underclock.core.tracing.profile import (
     CALLS,
+    EVALUATES,
     GPU,
     HostTimeline,
     activities,
@@ -84,7 +85,6 @@ _PAIRWISE = frozenset({"send", "recv", "coalesced", ""})
 _FRAMES = (MODULE_MARK, "ProfilerStep", "PP:", "Forward ", "Backward ", "## ")
 _OPTIMIZER = "Optimizer."
 _TRAINERS = ("ProfilerStep", _OPTIMIZER)
-_EVALUATES = "autograd::engine::evaluate_function"
 _PURPOSES = {
     **dict.fromkeys(("pp", "pipe", "pipeline", "pipeline_model"), "stage"),
     **dict.fromkeys(("dp", "data", "fsdp", "dp_shard", "dp_replicate"), "data"),
@@ -249,10 +249,8 @@ def _passes(step: RankIteration) -> tuple[int, ...]:
 def _bounds(
     on_main: Sequence[Activity], spans: Sequence[_Span], backlog_ends_s: float
 ) -> tuple[list[_Span], float | None]:
-    """Return when the main stream is free for each step, and for the next; and the longest period.
-
-    After the last step the next one would begin a period later.
-    """
+    """Return when the main stream is free for each step and the next, and the longest period."""
+    # After the last step the next one would begin a period later.
     ends_s = [backlog_ends_s, *accumulate((one.ends_s for one in on_main), max)]
     begins_s = [*accumulate((one.begins_s for one in reversed(on_main)), min)][::-1]
     asked = [one.asked_s for one in on_main]
@@ -317,11 +315,9 @@ def _groups(about: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _marked(events: Sequence[_Event]) -> list[PassRun]:
-    """Return pieces as ranges tell them.
-
-    Of ranges of one kind inside one another the innermost counts; what is of another kind (a
-    forward run again inside of a backward) belongs to the one around it.
-    """
+    """Return pieces as ranges tell them."""
+    # Of ranges of one kind inside one another the innermost counts; what is of another kind (a
+    # forward run again inside of a backward) belongs to the one around it.
     every = re.compile(f"{_SAID.pattern}|{_ACTION.pattern}|{_PASS.pattern}", re.IGNORECASE)
     pieces: list[PassRun] = []
     for event in _ranges(events, every):
@@ -359,7 +355,7 @@ def _on_gpu(sound: SoundTrace) -> tuple[list[Activity], list[Gathering], int]:
     on_main = [one.stream == main and works[i] for i, one in enumerate(seen)]
     waited_by = streams(seen, stream_waits(trace, host)).waited_by(np.array(on_main, dtype=bool))
     threads = {correlation_of(e): e.get("tid") for e in sound.events if e.get("cat") in CALLS}
-    autograd = {e.get("tid") for e in sound.events if e["name"].startswith(_EVALUATES)}
+    autograd = {e.get("tid") for e in sound.events if e["name"].startswith(EVALUATES)}
     autograd -= {e.get("tid") for e in sound.events if e["name"].startswith(_TRAINERS)}
 
     def pass_of(one: TracedActivity, correlation: int) -> Pass:
@@ -407,7 +403,7 @@ def _on_host(events: Sequence[_Event]) -> tuple[list[Activity], list[Gathering],
         if apart or end_s <= ends_s.get(event.get("tid"), -math.inf) + SAME_S:
             continue
         ends_s[event.get("tid")] = end_s
-        pass_ = Pass.BACKWARD if name.startswith(_EVALUATES) else Pass.FORWARD
+        pass_ = Pass.BACKWARD if name.startswith(EVALUATES) else Pass.FORWARD
         if any(first_s <= begins_s < last_s for first_s, last_s in optimizers):
             pass_ = Pass.OPTIMIZER
         found.append(Activity(begins_s, begins_s, end_s, pass_, ON_HOST))
@@ -417,14 +413,9 @@ def _on_host(events: Sequence[_Event]) -> tuple[list[Activity], list[Gathering],
 
 
 def _messages(events: Sequence[_Event], group: Sequence[int]) -> list[Message]:
-    """Return transfers, in the order in which they were asked for.
-
-    A send or a receive is under way in the first kernel of such launched from then on: one by
-    itself, or one that does several at once.
-
-    Args:
-        group: Ranks that number each other, where an operator says a number within its group.
-    """
+    """Return transfers, in the order in which they were asked for."""
+    # A send or a receive is under way in the first kernel of such launched from then on: one by
+    # itself, or one that does several at once.
     asked = sorted((e for e in events if e["name"] in _TRANSFERS), key=lambda e: float(e["ts"]))
     kernels = [e for e in events if e.get("cat") in GPU and _is_pairwise(e)]
     if not asked:

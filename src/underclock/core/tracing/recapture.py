@@ -198,12 +198,10 @@ def _both(traced: Step, captured: Step) -> list[list[_Calls]]:
 
 
 def _called_as_often(ours: _Calls, theirs: _Calls) -> bool:
-    """Whether launches in a row can be of as many calls, each of as many launches.
-
-    The same launches, but more or fewer, are more or fewer calls. Different ones may be another
-    algorithm, which takes the same number of launches in every call. Where the data decides sizes,
-    every call may have an algorithm of its own.
-    """
+    """Whether launches in a row can be of as many calls, each of as many launches."""
+    # The same launches, but more or fewer, are more or fewer calls. Different ones may be another
+    # algorithm, which takes the same number of launches in every call. Where the data decides
+    # sizes, every call may have an algorithm of its own.
     if ours.sized and len(ours.kernels) == len(theirs.kernels):
         return True
     if set(ours.identities) == set(theirs.identities):

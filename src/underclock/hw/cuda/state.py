@@ -228,11 +228,9 @@ def plain(torch: Any, tensor: Any) -> Iterator[Any]:
 def _contents(
     torch: Any, tensors: Sequence[Any], known: Sequence[tuple[Any, Any]]
 ) -> list[tuple[Any, Any]]:
-    """Copy what every tensor's storage holds, each storage once, as bytes.
-
-    Of the host's tensors only those are copied that a step is likely to write: of modules and
-    optimizers, and small ones. A data set in the host's memory is not.
-    """
+    """Copy what every tensor's storage holds, each storage once, as bytes."""
+    # Of the host's tensors only those are copied that a step is likely to write: of modules and
+    # optimizers, and small ones. A data set in the host's memory is not.
     kept = list(known)
     copied = {(str(whole.device), whole.data_ptr()) for whole, _ in known}
     seen: dict[tuple[str, int], tuple[Any, int]] = {}

@@ -388,11 +388,9 @@ def _set_limit(host: Host, gpu: VirtualGpu, limit: CArgument) -> int:
 
 
 def _write(host: Host, gpu: VirtualGpu, action: Callable[[], None]) -> int:
-    """Do it if the process may, after the time that the call takes.
-
-    On a real machine a process has not ended while a call of its is under way. One whose caller was
-    killed here sets nothing any more, so that none is set after its end.
-    """
+    """Do it if the process may, after the time that the call takes."""
+    # On a real machine a process has not ended while a call of its is under way. One whose caller
+    # was killed here sets nothing any more, so that none is set after its end.
     if not host.root or FaultKind.PERMISSION_REVOKED in gpu.faults:
         return int(pynvml.NVML_ERROR_NO_PERMISSION)
     hangs_s = gpu.hangs_s if FaultKind.SETTER_HANGS in gpu.faults else 0.0

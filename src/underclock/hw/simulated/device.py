@@ -356,10 +356,8 @@ class VirtualGpu:
         return stride_s
 
     def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:
-        """Let launches pass, one after the other, until heat or the agenda may change their clocks.
-
-        A simulation spends most of its time here: nothing is asked twice, or called for one line.
-        """
+        """Let launches pass, in turn, until heat or the agenda may change their clocks."""
+        # A simulation spends most of its time here: nothing is asked twice, or called for one line.
         gpu, agenda, loop, gauges = self.constants, self.agenda, self._power_loop, self.gauges
         progress, exp = runs.progress, math.exp
         kernels, noise, own = runs.kernels, runs.power_noise, bool(runs.clocks)
