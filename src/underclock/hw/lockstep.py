@@ -87,40 +87,32 @@ class LeadingRank(RankPace):
     @contextmanager
     def leading(self, kernels: Sequence[Kernel]) -> Iterator[None]:
         """Have the ranks, whose step must be of the same kernels, follow from entry to exit."""
-        self._say(Act.COMPARE, kernels=tuple(kernel.name for kernel in kernels))
+        self.say(Act.COMPARE, kernels=tuple(kernel.name for kernel in kernels))
         try:
             yield
         finally:
-            self._say(Act.DONE)
+            self.say(Act.DONE)
 
     def begin(self, kernels: tuple[str, ...], mix: Mix | None) -> None:
         """Have the following ranks make the same loop."""
-        self._say(Act.BEGIN, kernels=kernels, mix=mix)
+        self.say(Act.BEGIN, kernels=kernels, mix=mix)
 
     def agreed(self, value: float) -> float:
         """Return the value, which counts for the following ranks too."""
-        self._say(Act.AGREE, value=value)
+        self.say(Act.AGREE, value=value)
         return value
 
     def go(self) -> bool:
         """Have the following ranks launch once more."""
-        self._say(Act.LAUNCH)
+        self.say(Act.LAUNCH)
         return True
 
     def end(self) -> None:
         """Have the following ranks end their loop."""
-        self._say(Act.END_LOOP)
+        self.say(Act.END_LOOP)
 
-    @contextmanager
-    def hold(self, clocks: Clocks) -> Iterator[None]:
-        """Have the following ranks hold clocks from entry to exit."""
-        self._say(Act.HOLD, clocks=clocks)
-        try:
-            yield
-        finally:
-            self._say(Act.HOLD)
-
-    def _say(self, act: Act, **of: Any) -> None:
+    def say(self, act: Act, **of: Any) -> None:
+        """Have the following ranks do the same."""
         self._tell(msgspec.json.encode(Word(act, **of)))
 
 
@@ -134,8 +126,12 @@ class LeadersLeases(ClockLeases):
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:
         """Hold clocks on every rank's GPU; as of one GPU otherwise."""
-        with self._leader.hold(clocks), super().hold(clocks):
-            yield
+        self._leader.say(Act.HOLD, clocks=clocks)
+        try:
+            with super().hold(clocks):
+                yield
+        finally:
+            self._leader.say(Act.HOLD)
 
 
 class FollowingRank(RankPace):

@@ -181,8 +181,17 @@ class InterferenceCheck:
             return running
         self._follows |= core_mhz == held.core_mhz
         if self._is_unexplained(held, running):
-            self._insist(held, running)
-        elif (
+            for _ in range(_INSISTS):  # only what lasts is interference
+                self._clock.sleep_s(_LOOK_S)
+                if not self._is_unexplained(held, self._look(held)):
+                    return running
+            raise MeasurementError(
+                "the core is held below its lock without a reason: locked at "
+                f"{held.core_mhz} MHz, it runs at {core_mhz} MHz: another program sets clocks on "
+                "this GPU",
+                hint=_HINT,
+            )
+        if (
             running.temperature_c is not None
             and not _is_explained(running)
             and (held.core_mhz is None or core_mhz < held.core_mhz)
@@ -206,18 +215,6 @@ class InterferenceCheck:
             boost_mhz = seen_mhz - _HEAT_MHZ_PER_C * max(0.0, celsius - seen_c)
         reachable_mhz = min(held.core_mhz, max(boost_mhz, self._least_mhz))
         return running.observed.core_mhz < reachable_mhz - self._bin_mhz
-
-    def _insist(self, held: Clocks, running: Running) -> None:
-        """Look again: only what lasts is interference."""
-        for _ in range(_INSISTS):
-            self._clock.sleep_s(_LOOK_S)
-            if not self._is_unexplained(held, self._look(held)):
-                return
-        raise MeasurementError(
-            f"the core is held below its lock without a reason: locked at {held.core_mhz} MHz, it "
-            f"runs at {running.observed.core_mhz} MHz: another program sets clocks on this GPU",
-            hint=_HINT,
-        )
 
 
 def _is_explained(running: Running) -> bool:

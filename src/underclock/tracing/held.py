@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,10 +76,13 @@ def held_launcher(
     from underclock.tracing import captured  # noqa: PLC0415
 
     captured.check_device(gpu.uuid())
+    if isinstance(what, TrainingCommand):
+        raise UsageError(
+            "this step is of a training command, whose kernels run in its own process only",
+            hint="measure it with the command: underclock measure step.json ... -- python train.py",
+        )
     ready: AbstractContextManager[CudaLauncher | EagerLauncher] = (
-        _handed_over()
-        if what is None or isinstance(what, TrainingCommand)
-        else captured.measured_step(what, name=step.name)
+        nullcontext(_handed[-1]) if what is None else captured.measured_step(what, name=step.name)
     )
     with ready as launcher:
         now, changes = step_now(step, launcher.traced.step, anew=anew)
@@ -105,16 +108,6 @@ def handing_over(launcher: "CudaLauncher") -> Iterator[None]:
 def is_handed_over() -> bool:
     """Whether this process holds a script's captured step."""
     return bool(_handed)
-
-
-@contextmanager
-def _handed_over() -> Iterator["CudaLauncher"]:
-    if not _handed:
-        raise UsageError(
-            "this step is of a training command, whose kernels run in its own process only",
-            hint="measure it with the command: underclock measure step.json ... -- python train.py",
-        )
-    yield _handed[-1]
 
 
 def real_notes(gpu: NvmlGpu) -> tuple[str, ...]:
@@ -223,7 +216,7 @@ def trace(
         MeasurementError: It launches different kernels each time, or is fed with constants.
         DataError: It launches none.
     """
-    return next(iter(family(what, [sizes], folder, assume=assume, progress=progress, keep=keep)))
+    return next(family(what, [sizes], folder, assume=assume, progress=progress, keep=keep))
 
 
 def family(
@@ -242,7 +235,7 @@ def family(
     Args:
         members: The sizes of each.
     """
-    if isinstance(what, str) and not is_source(what):
+    if isinstance(what, str) and ".py:" not in what and not what.endswith(".py"):
         yield from (workload(what, dict(sizes)) for sizes in members)
         return
     # What needs PyTorch is imported for functions only.
@@ -275,8 +268,3 @@ def shared_kernels(steps: Sequence[Step]) -> tuple[int, int]:
         }
     )
     return sum(times > 1 for times in seen.values()), len(seen)
-
-
-def is_source(text: str) -> bool:
-    """Whether a text names a function in a file rather than a workload."""
-    return ".py:" in text or text.endswith(".py")

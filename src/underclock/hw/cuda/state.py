@@ -15,13 +15,12 @@ become so when the kernel runs over and over on its own output.
 
 import gc
 import random
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import unwrap
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -66,7 +65,14 @@ class Snapshot:
         owner = step if self._variables is None else getattr(step, "__self__", None)
         if hasattr(owner, "__dict__"):
             self._containers.keep(vars(owner))
-        self._random = _RandomState(torch)
+        # What puts each random generator's state back, and the state.
+        self._random: list[tuple[Callable[[Any], object], Any]] = [
+            (random.setstate, random.getstate()),
+            (np.random.set_state, np.random.get_state()),  # noqa: NPY002 - what a step may use
+            (torch.set_rng_state, torch.get_rng_state()),
+        ]
+        if torch.cuda.is_available():
+            self._random.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
 
     def move_to_host(self) -> bool:
         """Make room on the GPU; return whether there was any to make."""
@@ -92,7 +98,8 @@ class Snapshot:
         self.restore_contents()
         if self._variables is not None:
             self._variables.restore()
-        self._random.restore()
+        for put_back, state in self._random:
+            put_back(state)
 
 
 @contextmanager
@@ -159,23 +166,6 @@ class _Variables:
         self._globals.update(self._simple)
         for cell, value in self._cells:
             cell.cell_contents = value
-
-
-class _RandomState:
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-        self._python = random.getstate()
-        self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
-        self._host = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-
-    def restore(self) -> None:
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
-        self._torch.set_rng_state(self._host)
-        if self._cuda is not None:
-            self._torch.cuda.set_rng_state_all(self._cuda)
 
 
 def _alive(kinds: tuple[type, ...]) -> list[Any]:
@@ -360,25 +350,16 @@ class Memory:
         return int(self.ends[inside].min()) - address if inside.any() else 0
 
 
-class _Raw:
-    """Device memory by address, in the form in which PyTorch takes another library's arrays."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size // 2,),
-            "typestr": "<i2",
-            "data": (address, False),
-            "version": 3,
-        }
-
-
 def windows(torch: Any, memory: Memory, words: Sequence[int]) -> list[Any]:
     """Return views of what a kernel's pointers point at, each address once."""
     views = []
     for address in dict.fromkeys(words):
         size = min(_WINDOW, memory.extent(address)) // 2 * 2
         if size >= _LEAST_WINDOW and address % 2 == 0:
-            views.append(torch.as_tensor(_Raw(address, size), device="cuda"))
+            # The form in which PyTorch takes another library's arrays.
+            words_there = {"shape": (size // 2,), "typestr": "<i2", "data": (address, False)}
+            array = SimpleNamespace(__cuda_array_interface__={**words_there, "version": 3})
+            views.append(torch.as_tensor(array, device="cuda"))
     return views
 
 

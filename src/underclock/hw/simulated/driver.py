@@ -92,7 +92,8 @@ class SimulatedDriver:
         for name, function in library.items():
             self._functions[name] = functools.partial(self._answer, function)
         for name, call in (calls.READS | calls.WRITES).items():
-            self._functions[name] = functools.partial(self._answer_for, call)
+            on_gpu = functools.partial(self._answer_for, call)
+            self._functions[name] = functools.partial(self._answer, on_gpu)
 
     def functions(self) -> list[str]:
         """Return the names of all functions it has."""
@@ -107,20 +108,16 @@ class SimulatedDriver:
         return function
 
     def _answer(self, function: Callable[..., int], *arguments: CArgument) -> int:
-        with self.clock.lock:
+        with self.clock.lock:  # one at a time, whichever GPU it is for
             return function(*arguments) if self._sessions else _UNINITIALIZED
 
     def _answer_for(self, call: DeviceCall, handle: CArgument, *arguments: CArgument) -> int:
-        """Answer a call to a GPU: one at a time, whichever GPU it is for."""
-        with self.clock.lock:
-            if not self._sessions:
-                return _UNINITIALIZED
-            index = index_of(handle)
-            if index is None or index >= len(self.gpus):
-                return INVALID_ARGUMENT
-            gpu = self.gpus[index]
-            code = call(self, gpu, *arguments)
-            return _GPU_IS_LOST if gpu.lost else code  # before the call, or while it blocked
+        index = index_of(handle)
+        if index is None or index >= len(self.gpus):
+            return INVALID_ARGUMENT
+        gpu = self.gpus[index]
+        code = call(self, gpu, *arguments)
+        return _GPU_IS_LOST if gpu.lost else code  # before the call, or while it blocked
 
     def _init(self, _flags: CArgument = None) -> int:
         self._sessions += 1

@@ -1,7 +1,7 @@
 """Runs kernels on a virtual GPU, in virtual time: a sequence, or small ones of equal work."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -55,7 +55,6 @@ class _VirtualLoop:
     round: Round
 
     def progress(self) -> Progress:
-        """Return how far it is."""
         _check(self.gpu)
         running = self.gpu.running
         if running is None:
@@ -65,7 +64,6 @@ class _VirtualLoop:
         )
 
     def durations(self, for_s: float) -> Durations:
-        """Watch launches for a while, and for the length of a round at least."""
         watched = WatchedLoop(self, self.clock, "timing launches")
         watched.progress()
         begun = self._counted()
@@ -115,7 +113,10 @@ class VirtualLauncher:
         _check(self.gpu)
         model = self.gpu.model
         round_ = Round.of(len(kernels), mix)
-        constants = {kernel.name: self._constants_of(kernel) for kernel in kernels}
+        for kernel in kernels:  # the same each time: the GPU remembers what they cost
+            if kernel not in self._constants:
+                self._constants[kernel] = model.kernel(kernel)
+        constants = {kernel.name: self._constants[kernel] for kernel in kernels}
         at = dict(enumerate(constants[kernel.name] for kernel in kernels))
         if round_.mix.hot:
             at[round_.hot] = heater(model)
@@ -124,8 +125,14 @@ class VirtualLauncher:
             idle = idling(model, round_.mix.idle_s / pieces)
             at |= dict.fromkeys(range(round_.idle, round_.idle + pieces), idle)
         turns = round_.turns()
-        if not self.clocks:  # which are named turn by turn
-            turns = _in_rows(round_, {p: self._lasts_s(one) for p, one in at.items()})
+        launches = round_.mix.launches
+        # Launches of short sequences run in rows; where clocks are, they are named turn by turn.
+        if not self.clocks and round_.kernels > 1 and launches > 1 and not round_.mix.after:
+            once_s = sum(self._lasts_s(at[place]) for place in range(round_.kernels))
+            row = min(max(1, int(_SHORT_S / once_s)), launches)
+            rows = [row] * (launches // row) + [launches % row] * bool(launches % row)
+            sequence = [Turn(place, times) for times in rows for place in range(round_.kernels)]
+            turns = (*sequence, *turns[round_.length :])
         work = LaunchLoop(
             tuple(at[turn.place] for turn in turns),
             *self.gpu.draw_noise(),
@@ -140,38 +147,17 @@ class VirtualLauncher:
             self.gpu.end()
 
     def _lasts_s(self, kernel: KernelConstants) -> float:
-        lasts_s = self._lasting_s.get(kernel)
-        if lasts_s is None:
+        if kernel not in self._lasting_s:
             model = self.gpu.model
             core_mhz, mem_mhz = float(model.core_mhz[-1]), float(model.mem_mhz[-1])
             lasts_s = float(duration_s(model.constants, kernel, core_mhz, mem_mhz))
             self._lasting_s[kernel] = lasts_s
-        return lasts_s
-
-    def _constants_of(self, kernel: Kernel) -> KernelConstants:
-        """Return the same constants for a kernel each time: the GPU remembers what they cost."""
-        constants = self._constants.get(kernel)
-        if constants is None:
-            constants = self._constants[kernel] = self.gpu.model.kernel(kernel)
-        return constants
+        return self._lasting_s[kernel]
 
     def notes(self) -> tuple[str, ...]:
         """Say that collectives are assumed; a model's other kernels are what they are."""
         ran = any(kernel.kind is Kind.COLLECTIVE for kernel in self._constants)
         return (str(link_of(self.gpu.model.name)),) if ran else ()
-
-
-def _in_rows(round_: Round, lasts_s: Mapping[int, float]) -> tuple[Turn, ...]:
-    """Return what runs in turn, launches of short sequences in rows."""
-    turns = round_.turns()
-    launches = round_.mix.launches
-    once_s = sum(lasts_s[place] for place in range(round_.kernels))
-    if round_.kernels > 1 and launches > 1 and not round_.mix.after:
-        row = min(max(1, int(_SHORT_S / once_s)), launches)
-        rows = [row] * (launches // row) + [launches % row] * bool(launches % row)
-        sequence = [Turn(place, times) for times in rows for place in range(round_.kernels)]
-        turns = (*sequence, *turns[round_.length :])
-    return turns
 
 
 def _check(gpu: VirtualGpu) -> None:
@@ -186,7 +172,6 @@ class _Recorded(LaunchLoop):
     ran: list[tuple[float, float, float, bool]] = field(default_factory=list)
 
     def progress(self, stride_s: float, launch_s: float) -> None:
-        """Count what a stride completed, and remember it."""
         if self.turn.place == _SMALL:
             alone = self.single or self.turn.times > 1
             self.ran.append((self.elapsed_s, stride_s, launch_s, alone))
