@@ -261,11 +261,11 @@ class RankAgreement:
             return (word,)
         keys = [f"{_AGREEMENT}/{self._words}/{rank}" for rank in range(self.world)]
         self._store.set(keys[self.number], word)
-
-        def said_or_failed() -> bool:
-            return bool(self._store.check(keys) or self._store.check([_FAILED]))
-
-        if not _came(self._clock, said_or_failed, self._longest_s):
+        if not _came(
+            self._clock,
+            lambda: bool(self._store.check(keys) or self._store.check([_FAILED])),
+            self._longest_s,
+        ):
             missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
             raise MeasurementError(
                 f"rank {', '.join(missing)} of {self.world} did not come to the end "

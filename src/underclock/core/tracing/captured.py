@@ -27,7 +27,7 @@ from underclock.core.tracing.profile import (
     stream_waits,
 )
 from underclock.core.tracing.step import nodes_of, traced_step
-from underclock.core.tracing.streams import beside_note, with_shares
+from underclock.core.tracing.streams import with_shares
 from underclock.errors import MeasurementError
 from underclock.records import ASSUMED, Step
 from underclock.records.work import (
@@ -55,8 +55,8 @@ class PlainRun:
 
     Attributes:
         seen: In the order in which it was asked to; collectives with the share that is waited for.
-        waits: For another stream, as far as the profile lists them.
         lost: What is to be said of launches that were not seen; ``None`` where all were.
+        beside: What is to be said of collectives and copies under other launches; else ``None``.
 
     Raises:
         DataError: It is no such trace.
@@ -64,8 +64,8 @@ class PlainRun:
 
     def __init__(self, trace: Mapping[str, Any], step_s: float | None = None) -> None:
         host = HostTimeline(complete_events(trace))
-        self.waits, self.step_s, self.lost = stream_waits(trace, host), step_s, lost_note(trace)
-        self.seen = with_shares(activities(trace, host), self.waits)
+        self.step_s, self.lost = step_s, lost_note(trace)
+        self.seen, self.beside = with_shares(activities(trace, host), stream_waits(trace, host))
 
 
 def captured_step(
@@ -97,7 +97,7 @@ def captured_step(
     notes = (
         plain.lost,
         otherwise_captured(nodes, aligned, plain.seen),
-        beside_note(plain.seen, plain.waits),
+        plain.beside,
         host_note(plain.seen, plain.step_s),
     )
     return traced_step(
@@ -121,14 +121,9 @@ def profiled_step(name: str, plain: PlainRun, *, obstacle: str = "") -> Traced:
     Raises:
         DataError: It launches nothing.
     """
-    notes = (plain.lost, beside_note(plain.seen, plain.waits))
-    return traced_step(
-        name,
-        nodes_of(plain.seen),
-        plain.seen,
-        warnings=[words for words in notes if words],
-        obstacle=obstacle,
-    )
+    notes = [words for words in (plain.lost, plain.beside) if words]
+    nodes = nodes_of(plain.seen)
+    return traced_step(name, nodes, plain.seen, warnings=notes, obstacle=obstacle)
 
 
 def kernel_means_s(traced: Traced, plain: PlainRun, step_s: float) -> tuple[float, ...]:

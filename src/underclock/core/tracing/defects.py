@@ -50,10 +50,9 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
     Raises:
         DataError: No event is whole, no work of the GPU has a call, or it is of several GPUs.
     """
-    given = trace.get("traceEvents")
-    events = (
-        [each for each in given if isinstance(each, Mapping)] if isinstance(given, list) else given
-    )
+    events = trace.get("traceEvents")
+    if isinstance(events, list):
+        events = [each for each in events if isinstance(each, Mapping)]
     complete = complete_events({"traceEvents": events})
     whole = [event for event in complete if _is_whole(event)]
     if not whole:
@@ -83,7 +82,14 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
     begun_us = min(float(event["ts"]) for event in host) - _BEFORE_US
     later = [event for event in asked if float(event["ts"]) >= begun_us]
     in_order = _in_order(later, called_us)
-    timed, skew_us = _after_calls(in_order, called_us)
+    # Two clocks differ where so much begins before its call, in order, that no defect of a few
+    # kernels explains it.
+    early_us = [called_us[correlation_of(event)] - float(event["ts"]) for event in in_order]
+    timed, skew_us = in_order, 0.0
+    if sum(each > _EARLY_US for each in early_us) > _SKEWED * len(in_order):
+        skew_us = max(early_us)
+    else:
+        timed = [e for e, us in zip(in_order, early_us, strict=True) if us <= _EARLY_US]
     kept, cut, after = _cut(timed)
     timeless = (e for e in kept if e["cat"] == "kernel" and not _lasts(e) and not _is_nccl(e))
     instant = set(map(correlation_of, timeless))
@@ -185,16 +191,6 @@ def _calls_by_operator(host: Sequence[_Event], gpu: Sequence[_Event]) -> list[_E
         if correlation_of(event) not in called
         and (operator := operators.get(event.get("args", {}).get("External id"))) is not None
     ]
-
-
-def _after_calls(gpu: list[_Event], called_us: Mapping[int, float]) -> tuple[list[_Event], float]:
-    """Return work less what begins before its call, and by how much two clocks differ, in us."""
-    # They differ where so much begins early, in order, that no defect of a few kernels explains it.
-    early_us = [called_us[correlation_of(event)] - float(event["ts"]) for event in gpu]
-    differ = sum(each > _EARLY_US for each in early_us) > _SKEWED * len(gpu)
-    if differ:
-        return gpu, max(early_us)
-    return [event for event, us in zip(gpu, early_us, strict=True) if us <= _EARLY_US], 0.0
 
 
 def _by_stream(gpu: Sequence[_Event]) -> list[list[_Event]]:

@@ -129,11 +129,6 @@ def short(function: str) -> str:
     return bare.split("::")[-1].split(" ")[-1] or function[:40]
 
 
-def starred(module: str) -> str:
-    """Return a module path with every layer number as a star."""
-    return ".".join("*" if part.isdecimal() else part for part in module.split("."))
-
-
 def _operator(launch: Launch) -> str:
     """Return an operator in a person's words; of what torch.compile fused, what it does."""
     operator = launch.operator

@@ -93,7 +93,15 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
             overlaps.append((rank, at, Overlap(*span, stream, each.meets)))
         if not seen[0].meets or _overlaps(overlaps):
             for rank, _, one in overlaps:
-                _take_out(rank, one)
+                # What a microbatch's pass waited for an overlap is no time of the pass.
+                at = rank.at(one.until_s)
+                piece = rank.pieces[max(at, 0)]
+                if at < 0 or piece.microbatch is None or one.until_s >= piece.ends_s - SAME_S:
+                    continue
+                done = bisect_left(piece.work, one.until_s + SAME_S, key=lambda span: span[1])
+                begins_s = piece.work[done - 1][1] if done else one.until_s
+                waited = max(begins_s, one.begins_s), min(one.ends_s, one.until_s)
+                rank.waited[at].append(waited)
             found.append((max(each.begins_s for each in seen), least_s, list(overlaps)))
             continue
         where, exposed_s = list[_Where](), [least_s]
@@ -129,17 +137,6 @@ def _overlaps(members: Sequence[tuple[PlacedRank, int, Overlap]]) -> bool:
         busy_s = sum(_within_s(span, piece.work) for piece in pieces)
         some |= busy_s > _LEAST * (rank.ends_s[at] - rank.begins_s[at])
     return some
-
-
-def _take_out(rank: PlacedRank, each: Overlap) -> None:
-    """Record the time that a microbatch's pass waited for an overlap, to be subtracted."""
-    at = rank.at(each.until_s)
-    piece = rank.pieces[max(at, 0)]
-    if at >= 0 and piece.microbatch is not None and each.until_s < piece.ends_s - SAME_S:
-        done = bisect_left(piece.work, each.until_s + SAME_S, key=lambda span: span[1])
-        begins_s = piece.work[done - 1][1] if done else each.until_s
-        span = begins_s, min(each.ends_s, each.until_s)
-        rank.waited[at] += [(max(span[0], each.begins_s), span[1])]
 
 
 def _within_s(span: tuple[float, float], some: Sequence[tuple[float, float]]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from underclock.core.tracing.names import Pool, flops_of, kind_of, named, pools, starred
+from underclock.core.tracing.names import Pool, flops_of, kind_of, named, pools
 from underclock.core.tracing.profile import bytes_of
 from underclock.errors import DataError
 from underclock.records import Kernel, Launch, Pass, Step
@@ -187,6 +187,7 @@ def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
     node, activity = nodes[group.nodes[-1]], group.activity
     operator = activity.operator if activity else ""
     shapes = activity.shapes if activity else ""
+    path = activity.module.split(".") if activity else []
     helpers = [nodes[i] for i in group.nodes[:-1]]
     function = node.function or node.kind.value
     # An operator and its inputs decide what its kernel computes. Parameters would as well, but they
@@ -210,7 +211,7 @@ def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
         attributes=node.attributes,
         operator=operator,
         shapes=shapes,
-        module=starred(activity.module) if activity else "",
+        module=".".join("*" if part.isdecimal() else part for part in path),
         served_by=tuple(
             f"{each.kind.value} {_PREPARES}"
             if each.kind is NodeKind.KERNEL

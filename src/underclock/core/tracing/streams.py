@@ -162,16 +162,23 @@ def streams(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> S
 
 def with_shares(
     launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()
-) -> tuple[TracedActivity, ...]:
+) -> tuple[tuple[TracedActivity, ...], str | None]:
     """Return launches of one rank, collectives and copies with the share its step waits for.
 
     A step waits for the part of them that outlasts overlapped launches if the host is ahead. Other
     launches count in full although some run side by side: they run at one clock at one time, and
     the step's closure has how much less than their sum it takes.
+
+    Returns:
+        The launches, and a note of how far collectives and copies overlap them; ``None`` without
+        any.
     """
-    apart = _apart(launches)
+    main = main_stream(launches)
+    collective = np.array([one.pass_ is Pass.COMMUNICATION for one in launches], dtype=bool)
+    copied: Bools = np.array([is_copied_beside(one, main) for one in launches], dtype=bool)
+    apart = collective | copied
     if not apart.any():
-        return tuple(launches)
+        return tuple(launches), None
     seen = streams(launches, waits)
     # What launches take, and collectives what the quickest of the same takes.
     taken_s = seen.duration_s.copy()
@@ -184,39 +191,22 @@ def with_shares(
     exposed_s = dataclasses.replace(seen.kept_fed(), duration_s=taken_s).exposed_s(apart)
     shares = np.divide(exposed_s, taken_s, out=np.ones_like(taken_s), where=taken_s > 0.0)
     shares = shares.round(_DIGITS)
-    return tuple(
+    counted = tuple(
         msgspec.structs.replace(one, waited_for=share) if one_of_them else one
         for one, share, one_of_them in zip(launches, shares.tolist(), apart.tolist(), strict=True)
     )
-
-
-def beside_note(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> str | None:
-    """Return a note of how far collectives and copies overlap launches; ``None`` without any."""
-    apart = _apart(launches)
-    if not apart.any():
-        return None
-    passes = [one.pass_ is Pass.COMMUNICATION for one in launches]
-    kinds = (("collectives", any(passes)), ("copies", bool((apart & ~np.array(passes)).any())))
+    kinds = (("collectives", collective.any()), ("copies", (copied & ~collective).any()))
     what = " and ".join(name for name, some in kinds if some)
-    seen = streams(launches, waits)
-    slack_s, taken_s = seen.slack_s(), seen.duration_s
-    beside_s = taken_s * [1.0 - one.waited_for for one in launches]
-    all_s = float(taken_s[apart].sum())
+    beside_s = seen.duration_s * [1.0 - one.waited_for for one in counted]
+    all_s = float(seen.duration_s[apart].sum())
     step = f"; where the host keeps ahead, it takes {1e3 * seen.kept_fed().step_s():.3g} ms"
     if beside_s.sum() <= _BESIDE * all_s:
-        return f"the step waits for all of its {what}{step}"
-    return (
+        return counted, f"the step waits for all of its {what}{step}"
+    return counted, (
         f"{what} take {1e3 * all_s:.3g} ms of the step, {1e3 * beside_s.sum():.3g} ms of "
         "these under other launches, for which it does not wait: they could take "
-        f"{1e3 * slack_s[apart].max():.3g} ms longer at most{step}"
+        f"{1e3 * seen.slack_s()[apart].max():.3g} ms longer at most{step}"
     )
-
-
-def _apart(launches: Sequence[TracedActivity]) -> Bools:
-    """Return which launches are collectives, or copies in another stream. Shape (n,)."""
-    main = main_stream(launches)
-    apart = [one.pass_ is Pass.COMMUNICATION or is_copied_beside(one, main) for one in launches]
-    return np.array(apart, dtype=bool)
 
 
 def main_stream(launches: Sequence[TracedActivity]) -> int:
