@@ -20,11 +20,10 @@ from underclock.core.tracing.recapture import ALIKE, unlike
 from underclock.errors import NoMemoryError
 from underclock.hw.base import Clock
 from underclock.hw.cuda.capture import CannotCaptureError, capture, splitting, waiting_operators
-from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, wait_for_gpu
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.state import Snapshot, candidates, check_inputs
-from underclock.hw.cuda.torch_step import recorded
+from underclock.hw.cuda.torch_step import operators_seen, recorded
 from underclock.hw.lockstep import RankAgreement
 from underclock.hw.watching import StepMeter
 from underclock.records import Step, Window

@@ -22,7 +22,6 @@ from underclock.core.tracing.step import nodes_of
 from underclock.errors import MeasurementError, NoMemoryError, NotSupportedError, UsageError
 from underclock.hw.base import SystemClock
 from underclock.hw.cuda.capture import CannotCaptureError, Captured, captured, waiting_operators
-from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, torch
 from underclock.hw.cuda.launcher import CudaLauncher, EagerLauncher
 from underclock.hw.cuda.round_graphs import cleared_before
@@ -36,6 +35,7 @@ from underclock.hw.cuda.state import (
 )
 from underclock.hw.cuda.torch_step import (
     detach,
+    operators_seen,
     profile,
     profiler_detaches,
     quiet,
