@@ -343,11 +343,10 @@ def ways() -> tuple[Way, ...]:
     """Return every way, in their order; inside an `nvml_session`."""
     if is_read_only():
         return tuple(Way(name, works=False, why=f"{READ_ONLY} is set") for name in WayName)
-    direct = Way(WayName.DIRECT, works=True, why="the driver lets this process set clocks")
-    if not may_set():
+    why = "the driver lets this process set clocks"
+    if not (direct := may_set()):
         why = "it needs root or CAP_SYS_ADMIN, outside any user namespace, which this process lacks"
-        direct = Way(WayName.DIRECT, works=False, why=why)
-    return direct, _zeusd()
+    return Way(WayName.DIRECT, works=direct, why=why), _zeusd()
 
 
 def settable_gpu(uuid: str) -> SettableGpu:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -192,7 +192,13 @@ def job_of_traces(
     from underclock.core.job.network import network_of  # noqa: PLC0415
     from underclock.core.job.tables import instruction_s  # noqa: PLC0415
 
-    if not (files := list(_heads(given))):
+    files: list[tuple[Path, RankHead]] = []
+    for path in given:
+        for file in sorted(path.glob("*.json*")) if path.is_dir() else [path]:
+            trace = _trace(file)
+            if "traceEvents" in trace or not path.is_dir():  # other files of ours may lie there
+                files.append((file, rank_head(trace, file.name)))
+    if not files:
         raise DataError(
             f"there is no trace in {', '.join(map(str, given))}",
             hint="a trace is what torch.profiler exports, named *.json or *.json.gz",
@@ -223,14 +229,6 @@ def job_of_traces(
         f"takes {laid_s * 1e3:.4g} ms ({change}): hosts that were late, or times that scatter"
     )
     return msgspec.structs.replace(job, warnings=(*job.warnings, differs))
-
-
-def _heads(given: Sequence[Path]) -> Iterator[tuple[Path, RankHead]]:
-    for path in given:
-        for file in sorted(path.glob("*.json*")) if path.is_dir() else [path]:
-            trace = _trace(file)
-            if "traceEvents" in trace or not path.is_dir():  # other files of ours may lie there
-                yield file, rank_head(trace, file.name)
 
 
 def _read(file: Path) -> RankTrace:

@@ -27,7 +27,7 @@ CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 """Categories of the events that ask for GPU work."""
 EVALUATES = "autograd::engine::evaluate_function"
 """How names of autograd's ranges begin."""
-_RANGES = {"cpu_op", "user_annotation"}
+HOST_RANGES = {"cpu_op", "user_annotation"}
 _COLLECTIVE = "nccl::"
 # Our name of a type, bytes of an element, as c10 writes it, as operators have it.
 _TYPES = (
@@ -88,7 +88,7 @@ class HostTimeline:
         self.chains, self.called_us = dict[int, tuple[HostRange, ...]](), dict[int, float]()
         self.backward_ends_us = self.optimizer_ends_us = -math.inf
         self.modules, self.differentiated = dict[int, tuple[str, ...]](), tuple[str, ...]()
-        for event, range_, chain in walk_threads(events):
+        for event, range_, chain in _walk_threads(events):
             if range_ is None:
                 self.chains[correlation_of(event)] = tuple(chain)
                 self.called_us[correlation_of(event)] = float(event["ts"])
@@ -101,7 +101,7 @@ class HostTimeline:
             # In the backward pass forward operators are recomputed, with numbers of their own.
             recomputes = any(outer.is_backward for outer in chain)
             differentiates = recomputes and bool(range_.arguments.get("Fwd thread id"))
-            if number is not None and not differentiates and (modules := modules_around(chain)):
+            if number is not None and not differentiates and (modules := _modules_around(chain)):
                 self.modules[int(number)] = modules
 
 
@@ -123,19 +123,14 @@ def complete_events(trace: Mapping[str, Any], name: str = "") -> list[Mapping[st
         ) from exc
 
 
-def walk_threads(
+def _walk_threads(
     events: Iterable[_Event],
 ) -> Iterator[tuple[_Event, HostRange | None, Sequence[HostRange]]]:
-    """Walk every host thread in time.
-
-    Yields:
-        Each range as it opens, and each GPU call, of which the range is ``None``; with the ranges
-        open around it then, outermost first.
-    """
+    """Yield ranges as they open, and GPU calls with ``None`` for one, with the ranges around."""
     threads: dict[object, list[_Event]] = defaultdict(list)
     for event in events:
         # What gloo does lasts from its start until it is waited for.
-        is_range = event.get("cat") in _RANGES and not str(event["name"]).startswith("gloo:")
+        is_range = event.get("cat") in HOST_RANGES and not str(event["name"]).startswith("gloo:")
         if is_range or event.get("cat") in CALLS:
             threads[event.get("tid")].append(event)
     for mine in threads.values():
@@ -160,23 +155,17 @@ def correlation_of(event: Mapping[str, Any]) -> int:
     return int(event.get("args", {}).get("correlation", -1))
 
 
-def modules_around(chain: Sequence[HostRange]) -> tuple[str, ...]:
-    """Return the paths of the modules that were called, outermost first.
-
-    A wrapper and what it wraps have one path, and are one.
-    """
+def _modules_around(chain: Sequence[HostRange]) -> tuple[str, ...]:
+    """Return the paths of the modules that were called, outermost first."""
     called = [each.name for each in chain if each.name.startswith(MODULE_MARK)]
+    # A wrapper and what it wraps have one path, and are one.
     return tuple(dict.fromkeys(name.removeprefix(MODULE_MARK) for name in called))
 
 
-def operator_and_shapes(
+def _operator_and_shapes(
     event: Mapping[str, Any], chain: Sequence[HostRange]
 ) -> tuple[str, str] | None:
-    """Return a collective and what it sends and receives, as an operator with its inputs.
-
-    Args:
-        chain: What was open on the host as it was asked for, outermost first.
-    """
+    """Return a collective and what it sends and receives, as an operator with its inputs."""
     arguments = [event.get("args", {}), *(range_.arguments for range_ in reversed(chain))]
     facts = next((each for each in arguments if each.get("Collective name")), None)
     if facts is None:
@@ -193,7 +182,7 @@ def operator_and_shapes(
 
 
 def is_collective(operator: str) -> bool:
-    """Whether an operator is one that `operator_and_shapes` returned."""
+    """Whether an operator is a collective, as `TracedActivity` has it."""
     return operator.startswith(_COLLECTIVE)
 
 
@@ -201,7 +190,7 @@ def bytes_of(operator: str, shapes: str) -> float | None:
     """Return what a rank of a ring sends in a collective; ``None`` where that is not known.
 
     Args:
-        operator: Which, as `operator_and_shapes` returned it.
+        operator: Which, as `TracedActivity` has it.
     """
     if not is_collective(operator):
         return None
@@ -343,7 +332,7 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     what it is made of.
     """
     found: dict[tuple[str, ...], None] = {}
-    for event, range_, chain in walk_threads(complete_events(trace)):
+    for event, range_, chain in _walk_threads(complete_events(trace)):
         name = str(event["name"])
         waits = any(mark in name for mark in _SYNCHRONISING) and "Async" not in name
         if waits and range_ is None:
@@ -368,7 +357,7 @@ def activity_of(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) ->
     operator = next((each for each in own if not each.is_backward), None) or next(
         (each for each in reversed(chain) if each.is_backward), None
     )
-    asked = operator_and_shapes(event, chain) or (
+    asked = _operator_and_shapes(event, chain) or (
         (operator.name, _shapes(operator.arguments)) if operator else ("", "")
     )
     modules = _modules(chain, host)
@@ -415,7 +404,7 @@ def _modules(chain: Sequence[HostRange], host: HostTimeline) -> tuple[str, ...]:
     # Accumulating a gradient has no number: it belongs to what was differentiated last. A module
     # that is recomputed there is called by none: those around it are that operator's.
     backward = [i for i, range_ in enumerate(chain) if range_.is_backward]
-    own = modules_around(chain[backward[-1] :] if backward else chain)
+    own = _modules_around(chain[backward[-1] :] if backward else chain)
     if not backward:
         return own
     number = chain[backward[-1]].arguments.get("Sequence number")

@@ -29,6 +29,7 @@ from underclock.core.tracing.profile import (
     CALLS,
     EVALUATES,
     GPU,
+    HOST_RANGES,
     HostTimeline,
     activities,
     activity_of,
@@ -78,13 +79,11 @@ _KINDS = {
     **dict.fromkeys(("bwd", "b", "i"), InstructionKind.BACKWARD),
     **dict.fromkeys(("wgrad", "w"), InstructionKind.WEIGHTS),
 }
-_HOST = frozenset({"user_annotation", "cpu_op"})
 _TRANSFERS = {"c10d::send": "gloo:send", "c10d::recv_": "gloo:recv"}
 _TALK = ("c10d::", "gloo:", "nccl:", "record_param_comms")
 _PAIRWISE = frozenset({"send", "recv", "coalesced", ""})
 _FRAMES = (MODULE_MARK, "ProfilerStep", "PP:", "Forward ", "Backward ", "## ")
 _OPTIMIZER = "Optimizer."
-_TRAINERS = ("ProfilerStep", _OPTIMIZER)
 _PURPOSES = {
     **dict.fromkeys(("pp", "pipe", "pipeline", "pipeline_model"), "stage"),
     **dict.fromkeys(("dp", "data", "fsdp", "dp_shard", "dp_replicate"), "data"),
@@ -272,7 +271,7 @@ def _span(event: _Event) -> _Span:
 
 def _ranges(events: Sequence[_Event], named: re.Pattern[str]) -> list[_Event]:
     """Return the host's ranges whose names say something, outer ones first."""
-    some = (event for event in events if event.get("cat") in _HOST)
+    some = (event for event in events if event.get("cat") in HOST_RANGES)
     said = [event for event in some if named.search(event["name"])]
     return sorted(said, key=lambda each: (float(each["ts"]), -each.get("dur", 0.0)))
 
@@ -356,7 +355,9 @@ def _on_gpu(sound: SoundTrace) -> tuple[list[Activity], list[Gathering], int]:
     waited_by = streams(seen, stream_waits(trace, host)).waited_by(np.array(on_main, dtype=bool))
     threads = {correlation_of(e): e.get("tid") for e in sound.events if e.get("cat") in CALLS}
     autograd = {e.get("tid") for e in sound.events if e["name"].startswith(EVALUATES)}
-    autograd -= {e.get("tid") for e in sound.events if e["name"].startswith(_TRAINERS)}
+    autograd -= {
+        e.get("tid") for e in sound.events if e["name"].startswith(("ProfilerStep", _OPTIMIZER))
+    }
 
     def pass_of(one: TracedActivity, correlation: int) -> Pass:
         # What a hook asks for between two of autograd's ranges is of the backward too.

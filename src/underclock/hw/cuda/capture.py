@@ -345,7 +345,7 @@ class Capture:
             _allocations(torch, self._device) as self._made,
         ):
             try:
-                with splitting(torch, parts, waiting=self._waiting), streams_overridden(torch):
+                with splitting(torch, parts, waiting=self._waiting), _streams_overridden(torch):
                     parts.begin()
                     try:
                         yield
@@ -405,11 +405,9 @@ def _allocations(torch: Any, device: int) -> Iterator[list[tuple[int, int]]]:
 
 
 @contextmanager
-def streams_overridden(torch: Any) -> Iterator[None]:
-    """Have gradients gathered on the stream that is captured, wherever else that was begun.
-
-    PyTorch 2.13 can; older ones cannot, and there only what was made on our stream is captured.
-    """
+def _streams_overridden(torch: Any) -> Iterator[None]:
+    """Have gradients gathered on the stream that is captured, wherever else that was begun."""
+    # PyTorch 2.13 can; with older ones only what was made on our stream is captured.
     override = getattr(torch.autograd.graph, "set_override_stale_capture_stream", None)
     if override is None:
         yield

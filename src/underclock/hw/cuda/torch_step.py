@@ -173,7 +173,7 @@ def recorded(host_only: Any = None) -> Iterator[Mapping[str, Any]]:
         ),
     )
     trace: dict[str, Any] = {}
-    with named_modules(torch), named_microbatches(torch), seen:
+    with named_modules(torch), _named_microbatches(torch), seen:
         yield trace
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -258,11 +258,9 @@ def named_modules(torch: Any) -> Iterator[None]:
 
 
 @contextmanager
-def named_microbatches(torch: Any) -> Iterator[None]:
-    """Annotate what stages of PyTorch's pipelines do, as `core.tracing.rank_trace` reads it.
-
-    Some of its schedules say nothing themselves (1F1B), some no stage (GPipe).
-    """
+def _named_microbatches(torch: Any) -> Iterator[None]:
+    """Annotate what stages of PyTorch's pipelines do, as `core.tracing.rank_trace` reads it."""
+    # Some of its schedules say nothing themselves (1F1B), some no stage (GPipe).
     pipelining = sys.modules.get("torch.distributed.pipelining")
     if pipelining is None:
         yield

@@ -169,11 +169,6 @@ def bus_of(index: int) -> str:
     return f"00000000:{index + 1:02X}:00.0"
 
 
-@_reads("nvmlDeviceGetIndex", "nvmlDeviceGetMinorNumber")
-def _index(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
-    return put(out, host.gpus.index(gpu))
-
-
 @_reads("nvmlDeviceGetPciInfo_v3")
 def _pci(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     index, info = host.gpus.index(gpu), behind(out)
@@ -318,11 +313,6 @@ def _compute_processes(_host: Host, gpu: VirtualGpu, count: CArgument, out: CArg
     return OK
 
 
-@_reads("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
-def _other_processes(_host: Host, _gpu: VirtualGpu, count: CArgument, _out: CArgument) -> int:
-    return put(count, 0)
-
-
 @_reads("nvmlDeviceGetProcessUtilization")
 def _process_utilisation(
     _host: Host, gpu: VirtualGpu, out: CArgument, count: CArgument, since_us: CArgument
@@ -429,6 +419,11 @@ READS |= {
 }
 
 _SEVERAL: tuple[tuple[DeviceCall, str], ...] = (
+    (lambda host, gpu, out: put(out, host.gpus.index(gpu)), "GetIndex GetMinorNumber"),
+    (
+        lambda _host, _gpu, count, _out: put(count, 0),
+        "GetGraphicsRunningProcesses_v3 GetMPSComputeRunningProcesses_v3",
+    ),
     (
         _number(lambda gpu: gpu.performance_state, _QUICK_CALL_S),
         "GetPerformanceState GetPowerState",
