@@ -50,31 +50,27 @@ class TrainingCommand:
 
     # the command, as a shell has it: ``python train.py``, ``torchrun … train.py``
     words: tuple[str, ...]
-    latest: int = 20  # step that is looked at at the latest, counted from 0
+    latest: int  # step that is looked at at the latest, counted from 0
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be run, or cannot be looked at.
+    @classmethod
+    def of(cls, words: Sequence[str], *, latest: int = 20) -> "TrainingCommand":
+        """Return a command; a Python script alone is run by this Python.
 
         Raises:
             UsageError: There is no such command, or the step is one of the first.
         """
-        if not self.words:
+        if not words:
             raise UsageError("there is no command to run", hint=_HOW)
-        first = self.words[0]
-        if shutil.which(first) is None:
-            raise UsageError(f"there is no command {first!r}", hint=_HOW)
-        if self.latest < LEAST_STEP:
+        given = tuple(words)
+        if given[0].endswith(".py") and Path(given[0]).is_file():
+            given = (sys.executable, *given)
+        if shutil.which(given[0]) is None:
+            raise UsageError(f"there is no command {given[0]!r}", hint=_HOW)
+        if latest < LEAST_STEP:
             raise UsageError(
-                f"cannot look at step {self.latest}: the first makes the optimizer's state",
+                f"cannot look at step {latest}: the first makes the optimizer's state",
                 hint=f"take a later one: --step {LEAST_STEP}",
             )
-
-    @classmethod
-    def of(cls, words: Sequence[str], *, latest: int = 20) -> "TrainingCommand":
-        """Return a command; a Python script alone is run by this Python."""
-        given = tuple(words)
-        if given and given[0].endswith(".py") and Path(given[0]).is_file():
-            given = (sys.executable, *given)
         return cls(words=given, latest=latest)
 
     @property

@@ -5,14 +5,12 @@ core one thread that counts cycles, so that its duration times the clock is cons
 a copy that no L2 cache holds.
 """
 
-import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -57,7 +55,7 @@ Means = Callable[[Sequence[Sequence[TracedActivity]]], dict[int, float] | None]
 
 
 class Feed:
-    """Keeps a stream fed from a thread of its own, and counts what is done."""
+    """Keeps a stream fed from a thread of its own to the end of a block; counts what is done."""
 
     def __init__(
         self, torch: Any, launch: Callable[[Any], None], per_round: int, pace: RankPace
@@ -87,6 +85,13 @@ class Feed:
             if SystemClock().now_s() - self._moved_s > SILENT_S + STUCK_S:
                 raise _stuck("the launch that the first rank asked for", SILENT_S + STUCK_S)
         self.progress()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(STUCK_S if kind is None or issubclass(kind, Exception) else _HURRIED_S)
+        self._pace.end()
 
     def close(self, longest_s: float = STUCK_S) -> None:
         """Stop launching and wait for what is in flight."""
@@ -123,21 +128,6 @@ class Feed:
         except Exception as exc:  # noqa: BLE001 - raised where progress is asked for
             with self._lock:
                 self._error = exc
-
-
-@contextmanager
-def feeding(
-    torch: Any, launch: Callable[[Any], None], per_round: int, pace: RankPace
-) -> Iterator[Feed]:
-    """Keep a stream fed from entry to exit; the arguments are those of `Feed`."""
-    feed = Feed(torch, launch, per_round, pace)
-    try:
-        yield feed
-    finally:
-        error = sys.exception()
-        is_hurried = error is not None and not isinstance(error, Exception)
-        feed.close(_HURRIED_S if is_hurried else STUCK_S)
-        pace.end()
 
 
 def _wait_for(ended: Any, poll_s: float = _POLL_S, hint: str = _LOST) -> None:
@@ -314,7 +304,7 @@ class CudaSmallKernels:
                     last.record(stream)
                     timed.append((first, last, hot))
 
-        with feeding(torch, launch, 1, RankPace()) as feed:
+        with Feed(torch, launch, 1, RankPace()) as feed:
             during()
         feed.progress()  # raises where a launch failed
         rows = [

@@ -25,7 +25,7 @@ from underclock.hw.cuda.durations import (
     mean_durations,
     places_of,
 )
-from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Means, feeding, timed
+from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Feed, Means, timed
 from underclock.hw.cuda.round_graphs import (
     CudaCoLoad,
     GraphNode,
@@ -88,7 +88,7 @@ class StepLauncher:
         self, launch: Callable[[Any], None], round_: Round, rounds: int, events: int, means: Means
     ) -> Iterator[CudaLoop]:
         """Keep launching so many rounds at once, each of so many kernels, memsets and copies."""
-        with feeding(self._torch, launch, rounds, self.pace) as feed:
+        with Feed(self._torch, launch, rounds, self.pace) as feed:
             yield CudaLoop(
                 torch=self._torch,
                 clock=self._clock,

@@ -352,7 +352,8 @@ class VirtualGpu:
             stride_s = min(stride_s, self._turn_s)
         runs = self._runs
         if runs is not None and not runs.single:
-            stride_s = min(stride_s, runs.left_s(self._launch_s))
+            left_s = self._launch_s * (runs.turn.times - runs.share) + BEYOND_S
+            stride_s = min(stride_s, left_s)
         return stride_s
 
     def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:

@@ -203,7 +203,6 @@ class Rig:
     """One simulated GPU, and what runs kernels on it."""
 
     device: VirtualGpu  # the truth behind the driver
-    driver: SimulatedDriver  # what nvidia-ml-py talks to
     gpu: NvmlGpu  # the GPU through NVML
     launcher: VirtualLauncher
     clock: VirtualClock
@@ -227,6 +226,5 @@ def simulated_rig(
         nvml_session(),
     ):
         device = machine.gpus[0]
-        yield Rig(
-            device, machine.driver, NvmlGpu(), VirtualLauncher(device, machine.clock), machine.clock
-        )
+        launcher = VirtualLauncher(device, machine.clock)
+        yield Rig(device, NvmlGpu(), launcher, machine.clock)

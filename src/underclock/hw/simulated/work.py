@@ -70,6 +70,7 @@ _ROUND_S = 0.004  # every process has had its turn; time slices are about 2 ms
 _ROUNDING_S = 1e-9
 _ROUNDING = 1e-9  # of a launch
 BEYOND_S = 1e-12
+"""A little more than a turn lasts, so that it surely ends."""
 
 
 @dataclass(slots=True)
@@ -104,10 +105,6 @@ class LaunchLoop:
         self.hunts = self.hunts or not self.single
         places = 1 + max(turn.place for turn in self.turns)
         self.took_s, self.done = [0.0] * places, [0.0] * places
-
-    def left_s(self, launch_s: float) -> float:
-        """Return how long the turn lasts from now, and a little more, so that it surely ends."""
-        return launch_s * (self.turn.times - self.share) + BEYOND_S
 
     def progress(self, stride_s: float, launch_s: float) -> None:
         """Count what a stride completed, which ends with the turn or before, if turns change."""

@@ -12,7 +12,7 @@ import pytest
 
 from underclock.errors import DeviceError, MeasurementError, NoRoomError, NotSupportedError
 from underclock.hw.base import SystemClock
-from underclock.hw.cuda.feed import Feed, feeding
+from underclock.hw.cuda.feed import Feed
 from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import (
     Act,
@@ -109,7 +109,7 @@ class Rank:
                 raise self.fails
             count += rounds
 
-        with feeding(_TORCH, launch, rounds, self.pace) as feed:
+        with Feed(_TORCH, launch, rounds, self.pace) as feed:
             yield feed
         self.launched.append((names, mix, count))
 

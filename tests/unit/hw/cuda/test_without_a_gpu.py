@@ -110,7 +110,7 @@ def test_a_signal_does_not_wait_a_minute_for_a_gpu_that_hangs(
     cuda = SimpleNamespace(cuda=FakeCuda())
     with (
         pytest.raises(StuckError, match=r"in flight did not end in 0\.01 s"),
-        feeding.feeding(cuda, lambda _stream: None, 1, RankPace()),
+        Feed(cuda, lambda _stream: None, 1, RankPace()),
     ):
         raise KeyboardInterrupt
 
