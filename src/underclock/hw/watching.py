@@ -142,7 +142,7 @@ class ClockWatch:
             clock.sleep_s(min(end_s, max(self._next_s, now_s)) - now_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Running:
     """What a busy GPU does."""
 
@@ -200,11 +200,8 @@ class InterferenceCheck:
         return running
 
     def _look(self, held: Clocks) -> Running:
-        return Running(
-            observed=check_applied(self._gpu, held),
-            reasons=self._gpu.throttle_reasons(),
-            temperature_c=self._gpu.temperature_c(),
-        )
+        observed, gpu = check_applied(self._gpu, held), self._gpu
+        return Running(observed, gpu.throttle_reasons(), gpu.temperature_c())
 
     def _is_unexplained(self, held: Clocks, running: Running) -> bool:
         if held.core_mhz is None or running.observed.core_mhz is None or _is_explained(running):

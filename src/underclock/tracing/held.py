@@ -15,7 +15,7 @@ from underclock.errors import MeasurementError, UsageError
 from underclock.hw.lockstep import RankPace
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only, may_set
-from underclock.records import Step
+from underclock.records import Kernel, Step
 from underclock.tracing.source import (
     StepFile,
     StepFunction,
@@ -257,14 +257,10 @@ def family(
 
 def shared_kernels(steps: Sequence[Step]) -> tuple[int, int]:
     """Return how many kernels run in more than one of some steps, and how many there are."""
-    seen = Counter(
-        kernel
-        for step in steps
-        for kernel in {
-            (k.launch.identity,)
-            if k.launch
-            else (k.kind, k.section, k.shape, k.flops, k.bytes_moved)
-            for k in step.kernels
-        }
-    )
+
+    def what(k: Kernel) -> tuple[object, ...]:
+        costs = k.kind, k.section, k.shape, k.flops, k.bytes_moved
+        return (k.launch.identity,) if k.launch else costs
+
+    seen = Counter(each for step in steps for each in set(map(what, step.kernels)))
     return sum(times > 1 for times in seen.values()), len(seen)

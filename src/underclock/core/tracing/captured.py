@@ -300,32 +300,22 @@ def assumed_step(name: str, trace: Mapping[str, Any], operators: Sequence[Operat
     for activity in activities({"traceEvents": [*_as_launched(complete_events(trace))]}):
         operator = operators[int(activity.function)]
         work.append(operator)
-        seen.append(
-            msgspec.structs.replace(
-                activity,
-                function=ASSUMED + _work_of(operator)[0],
-                operator=operator.name,
-                shapes=operator.shapes,
-            )
-        )
+        asked = {"operator": operator.name, "shapes": operator.shapes}
+        function = ASSUMED + _work_of(operator)[0]
+        seen.append(msgspec.structs.replace(activity, function=function, **asked))
     # What an operator makes may differ where what it takes does not.
     nodes = [
         msgspec.structs.replace(node, bytes=operator.bytes_moved)
         for node, operator in zip(nodes_of(seen), work, strict=True)
     ]
     step = traced_step(name, nodes, seen, warnings=[_CAVEAT]).step
-    first = {kernel: launch for launch, kernel in reversed([*enumerate(step.order)])}
-    return msgspec.structs.replace(
-        step,
-        kernels=tuple(
-            msgspec.structs.replace(
-                kernel,
-                flops=_work_of(work[first[index]])[1],
-                bytes_moved=kernel.bytes_moved or float(max(1, work[first[index]].bytes_moved)),
-            )
-            for index, kernel in enumerate(step.kernels)
-        ),
-    )
+    kernels = []
+    for index, kernel in enumerate(step.kernels):
+        operator = work[step.order.index(index)]
+        moved = kernel.bytes_moved or float(max(1, operator.bytes_moved))
+        flops = _work_of(operator)[1]
+        kernels.append(msgspec.structs.replace(kernel, flops=flops, bytes_moved=moved))
+    return msgspec.structs.replace(step, kernels=tuple(kernels))
 
 
 def _work_of(operator: Operator) -> tuple[str, float]:

@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 import msgspec
 
@@ -198,13 +199,10 @@ def _product(launch: Launch) -> str:
     return "x".join([*batch, rows, factors[1].sizes.split("x")[-1], inner])
 
 
-def _size(at: int) -> Callable[[Launch], str]:
-    def size(launch: Launch) -> str:
-        tensors = _tensors(launch.shapes)
-        is_product = bool(_factors(launch.operator, launch.shapes))
-        return tensors[at].sizes if at < len(tensors) and not is_product else ""
-
-    return size
+def _size(at: int, launch: Launch) -> str:
+    tensors = _tensors(launch.shapes)
+    is_product = bool(_factors(launch.operator, launch.shapes))
+    return tensors[at].sizes if at < len(tensors) and not is_product else ""
 
 
 def _layout(launch: Launch) -> str:
@@ -224,7 +222,8 @@ def _part(launch: Launch) -> str:
     return "" if main or _PLAIN.search(function) else function[:_LONGEST]
 
 
-_TELLING = (_type, _product, _size(0), _size(1), _size(2), _layout, _part)
+_SIZES = [partial(_size, at) for at in range(3)]
+_TELLING: Sequence[Callable[[Launch], str]] = (_type, _product, *_SIZES, _layout, _part)
 
 
 def _modules(kernel: Kernel) -> list[str]:
@@ -292,12 +291,8 @@ def pools(
         data_sizes: Numbers that came out of the data.
     """
     known = frozenset(data_sizes)
-    places = {
-        member: pool.places
-        for pool in _grown(asked, shapes, known)
-        if pool.places
-        for member in pool.members
-    }
+    several = [pool for pool in _grown(asked, shapes, known) if pool.places]
+    places = {member: pool.places for pool in several for member in pool.members}
     found = []
     for pool in _grown(alike, shapes, known):
         pool.places = pool.places or places.get(pool.members[0], ())

@@ -209,11 +209,7 @@ def ranks_of(operator: str, shapes: str) -> int:
     return int(found[1]) if found else 1
 
 
-GPU = {
-    "kernel": NodeKind.KERNEL,
-    "gpu_memset": NodeKind.MEMSET,
-    "gpu_memcpy": NodeKind.COPY,
-}
+GPU = {"kernel": NodeKind.KERNEL, "gpu_memset": NodeKind.MEMSET, "gpu_memcpy": NodeKind.COPY}
 """Categories of the events that are the GPU's own."""
 _LAUNCHING = (  # runtime and driver, with every suffix: cudaLaunchKernelExC, cuMemsetD32Async
     ("LaunchKernel", NodeKind.KERNEL),

@@ -93,7 +93,7 @@ _PURPOSES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RankIteration:
     """What a rank did in one step; pieces in the order in which they began."""
 
@@ -186,28 +186,21 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
         except DataError as exc:
             refused.append(exc)
             continue
-        found.append(
-            RankIteration(
-                number=number,
-                pieces=laid_passes(passes, mine, said, homes={main, *homes.values()}, main=main),
-                messages=tuple(said),
-                gatherings=tuple(
-                    each if each.meets else replace(each, ends_s=min(each.ends_s, next_s))
-                    for each in _within(gatherings, span)
-                    if each.meets or free_s <= each.begins_s < next_s
-                ),
-            )
+        laid = laid_passes(passes, mine, said, homes={main, *homes.values()}, main=main)
+        gathered = tuple(
+            each if each.meets else replace(each, ends_s=min(each.ends_s, next_s))
+            for each in _within(gatherings, span)
+            if each.meets or free_s <= each.begins_s < next_s
         )
+        found.append(RankIteration(number, laid, tuple(said), gathered))
     if not found:
         raise refused[0]
     counts = Counter(map(_passes, found))
     usual = max(counts, key=lambda passes: (counts[passes], passes))
     odd = [step for step in found if _passes(step) != usual]
+    unusual = "has not the passes that most steps have, and is excluded"
     notes += [f"{exc}, and is excluded" for exc in refused]
-    notes += [
-        f"step {step.number} of {name} has not the passes that most steps have, and is excluded"
-        for step in odd
-    ]
+    notes += [f"step {step.number} of {name} {unusual}" for step in odd]
     return RankTrace(
         name=name,
         rank=head.rank,

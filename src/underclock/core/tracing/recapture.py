@@ -62,15 +62,8 @@ def difference(traced: Step, captured: Step) -> str | None:
         new = [now[key] for key in now if key not in before]
         often = Counter(calls.key for calls in ours), Counter(calls.key for calls in theirs)
         moved = [before[key] for key in before if key in now and often[0][key] != often[1][key]]
-        words = [
-            f"{what} {first_and_more(names)}"
-            for what, names in (
-                ("without", gone),
-                ("with a new", new),
-                ("at other places or numbers", moved),
-            )
-            if names
-        ]
+        said = ("without", gone), ("with a new", new), ("at other places or numbers", moved)
+        words = [f"{what} {first_and_more(names)}" for what, names in said if names]
         return ", ".join(words) or "its kernels in another order"
     for one, other in zip(ours, theirs, strict=True):
         name = one.kernels[0].name
@@ -153,19 +146,13 @@ def recaptured(traced: Step, captured: Step) -> tuple[Step, tuple[str, ...]]:
     # What is new has its own name, or a number where that is taken.
     new = [kernel.name for kernel in captured.kernels if identity(kernel) not in names]
     own = iter(numbered([*shares, *new])[len(shares) :])
-    called = [(kernel, names.get(identity(kernel)) or next(own)) for kernel in captured.kernels]
-    step = msgspec.structs.replace(
-        captured,
-        name=traced.name,
-        kernels=tuple(
-            msgspec.structs.replace(
-                kernel, name=name, waited_for=shares.get(name, kernel.waited_for)
-            )
-            for kernel, name in called
-        ),
-        parameters=traced.parameters,
-        source=traced.source,
-    )
+    kernels = []
+    for kernel in captured.kernels:
+        name = names.get(identity(kernel)) or next(own)
+        share = shares.get(name, kernel.waited_for)
+        kernels.append(msgspec.structs.replace(kernel, name=name, waited_for=share))
+    kept = {each: getattr(traced, each) for each in ("name", "parameters", "source")}
+    step = msgspec.structs.replace(captured, kernels=tuple(kernels), **kept)
     return step, tuple(changes)
 
 

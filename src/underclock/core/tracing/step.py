@@ -155,15 +155,10 @@ def _pools(
         (launch.operator or launch.function, launch.module, pass_)
         for launch, pass_ in zip(launches, passes, strict=True)
     ]
+    helpers = [tuple(helper.split(" ")[0] for helper in each.served_by) for each in launches]
     alike = [
-        (
-            *what,
-            launch.function,
-            launch.block,
-            launch.attributes,
-            tuple(helper.split(" ")[0] for helper in launch.served_by),
-        )
-        for what, launch in zip(asked, launches, strict=True)
+        (*what, launch.function, launch.block, launch.attributes, served)
+        for what, launch, served in zip(asked, launches, helpers, strict=True)
     ]
     by_shape = pools(alike, asked, [launch.shapes for launch in launches], data_sizes)
     # A profile has no shapes of optional tensors in a list, as `index` takes them; a grid with one
@@ -193,16 +188,8 @@ def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
     # An operator and its inputs decide what its kernel computes. Parameters would as well, but they
     # also hold what does not matter: where a random stream stands, a learning rate.
     meaning = (operator, shapes) if operator else (node.parameters, "")
-    facts = (
-        function,
-        node.grid,
-        node.block,
-        node.shared_bytes,
-        node.attributes,
-        node.bytes,
-        meaning,
-        tuple((each.kind.value, each.bytes) for each in helpers),
-    )
+    launched = function, node.grid, node.block, node.shared_bytes, node.attributes, node.bytes
+    served = tuple((each.kind.value, each.bytes) for each in helpers)
     return Launch(
         function=function,
         grid=node.grid,
@@ -218,7 +205,7 @@ def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
             else f"{each.kind.value} of {each.bytes} B"
             for each in helpers
         ),
-        identity=_hash(facts),
+        identity=_hash((*launched, meaning, served)),
     )
 
 

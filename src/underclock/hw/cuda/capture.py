@@ -26,16 +26,8 @@ from underclock.hw.cuda.round_graphs import GraphNode, walk
 from underclock.hw.cuda.state import Memory, finally_unless_stuck
 from underclock.hw.cuda.torch_step import StepFunction, memory_errors, reason_of, side_stream
 
-SHAPING = frozenset(
-    {
-        "aten::nonzero",
-        "aten::nonzero.out",
-        "aten::_unique2",
-        "aten::unique_dim",
-        "aten::unique_consecutive",
-        "aten::unique_dim_consecutive",
-    }
-)
+_SHAPING = ("nonzero", "nonzero.out", "_unique2", "unique_dim", "unique_consecutive")
+SHAPING = frozenset(f"aten::{name}" for name in (*_SHAPING, "unique_dim_consecutive"))
 """Operators whose result's shape depends on data; further ones are made of these."""
 _COPY, _NUMBER = "aten::copy_", "aten::_local_scalar_dense"
 _SPLIT_ANYWAY = SHAPING | {_COPY, _NUMBER}

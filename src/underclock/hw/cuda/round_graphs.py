@@ -55,12 +55,9 @@ def cleared_before(nodes: Sequence[GraphNode]) -> tuple[tuple[int, ...], ...]:
             last[node.words[0]] = (node.words[0] + node.node.bytes, index)
             continue
         words = set(node.words)
+        spans = [(range(start, end), which) for start, (end, which) in last.items()]
         memsets_before.append(
-            tuple(
-                which
-                for start, (end, which) in last.items()
-                if any(start <= word < end for word in words)
-            )
+            tuple(which for span, which in spans if any(word in span for word in words))
         )
     return tuple(memsets_before)
 

@@ -176,14 +176,8 @@ def _alive(kinds: tuple[type, ...]) -> list[Any]:
 
 def holders(torch: Any) -> list[Any]:
     """Return every module, optimizer, scheduler and gradient scaler."""
-    return _alive(
-        (
-            torch.nn.Module,
-            torch.optim.Optimizer,
-            torch.optim.lr_scheduler.LRScheduler,
-            torch.amp.GradScaler,
-        )
-    )
+    optim = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
+    return _alive((torch.nn.Module, *optim, torch.amp.GradScaler))
 
 
 def live_tensors(torch: Any) -> list[Any]:
