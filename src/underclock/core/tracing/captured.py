@@ -65,7 +65,7 @@ class PlainRun:
     def __init__(self, trace: Mapping[str, Any], step_s: float | None = None) -> None:
         host = HostTimeline(complete_events(trace))
         self.step_s, self.lost = step_s, lost_note(trace)
-        self.seen, self.beside = with_shares(activities(trace, host), stream_waits(trace, host))
+        self.seen, self.beside = with_shares(activities(host), stream_waits(host))
 
 
 def captured_step(
@@ -297,7 +297,7 @@ def assumed_step(name: str, trace: Mapping[str, Any], operators: Sequence[Operat
     """
     seen: list[TracedActivity] = []
     work: list[Operator] = []
-    for activity in activities({"traceEvents": [*_as_launched(complete_events(trace))]}):
+    for activity in activities(HostTimeline([*_as_launched(complete_events(trace))])):
         operator = operators[int(activity.function)]
         work.append(operator)
         asked = {"operator": operator.name, "shapes": operator.shapes}

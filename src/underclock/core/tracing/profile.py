@@ -23,6 +23,8 @@ from underclock.records import Pass
 from underclock.records.work import MODULE_MARK, PIECE_MARK, NodeKind, TracedActivity
 
 _Event = Mapping[str, Any]
+GPU = {"kernel": NodeKind.KERNEL, "gpu_memset": NodeKind.MEMSET, "gpu_memcpy": NodeKind.COPY}
+"""Categories of the events that are the GPU's own."""
 CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 """Categories of the events that ask for GPU work."""
 EVALUATES = "autograd::engine::evaluate_function"
@@ -77,6 +79,8 @@ class HostTimeline:
     """What was open on the host at each launching call.
 
     Attributes:
+        events: All complete events of a trace in the Chrome format, host and GPU.
+        gpu: What the GPU did, in the order it was asked to.
         chains: Ranges around each call, outermost first, by correlation id.
         called_us: When each call began.
         backward_ends_us: Last moment of autograd's work; `optimizer_ends_us` of an optimizer's.
@@ -85,6 +89,7 @@ class HostTimeline:
     """
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
+        self.events = events
         self.chains, self.called_us = dict[int, tuple[HostRange, ...]](), dict[int, float]()
         self.backward_ends_us = self.optimizer_ends_us = -math.inf
         self.modules, self.differentiated = dict[int, tuple[str, ...]](), tuple[str, ...]()
@@ -103,6 +108,8 @@ class HostTimeline:
             differentiates = recomputes and bool(range_.arguments.get("Fwd thread id"))
             if number is not None and not differentiates and (modules := _modules_around(chain)):
                 self.modules[int(number)] = modules
+        self.gpu = [event for event in events if event.get("cat") in GPU]
+        self.gpu.sort(key=lambda each: self.called_us.get(correlation_of(each), float(each["ts"])))
 
 
 def complete_events(trace: Mapping[str, Any], name: str = "") -> list[Mapping[str, Any]]:
@@ -209,8 +216,6 @@ def ranks_of(operator: str, shapes: str) -> int:
     return int(found[1]) if found else 1
 
 
-GPU = {"kernel": NodeKind.KERNEL, "gpu_memset": NodeKind.MEMSET, "gpu_memcpy": NodeKind.COPY}
-"""Categories of the events that are the GPU's own."""
 _LAUNCHING = (  # runtime and driver, with every suffix: cudaLaunchKernelExC, cuMemsetD32Async
     ("LaunchKernel", NodeKind.KERNEL),
     ("LaunchCooperativeKernel", NodeKind.KERNEL),
@@ -223,19 +228,10 @@ _FRAMES = (MODULE_MARK, PIECE_MARK, "ProfilerStep", "Torch-Compiled Region", "##
 _OPERATOR = re.compile(r"\w+::\w+")  # of PyTorch's dispatcher; other ranges have a blank or colon
 
 
-def activities(
-    trace: Mapping[str, Any], host: HostTimeline | None = None
-) -> tuple[TracedActivity, ...]:
-    """Return what the GPU did, in the order it was asked to.
-
-    Args:
-        trace: A Chrome trace with host and GPU events, as ``export_chrome_trace`` writes it.
-        host: Its host's side, where that is known.
-    """
-    events = complete_events(trace)
-    host = HostTimeline(events) if host is None else host
+def activities(host: HostTimeline) -> tuple[TracedActivity, ...]:
+    """Return what the GPU did, in the order it was asked to."""
     done = []
-    for event in gpu_events(events, host):
+    for event in host.gpu:
         kind = GPU[event["cat"]]
         arguments = event.get("args", {})
         one = activity_of(event, kind, host)
@@ -254,9 +250,8 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     Captured calls run later, so that neither functions nor durations are known (empty, 0 s); what
     asked for each node is known exactly. What runs between two parts is no call of theirs.
     """
-    events = complete_events(trace)
-    host = HostTimeline(events)
-    calls = [(event, kind) for event, kind, is_captured in launching(events) if is_captured]
+    host = HostTimeline(complete_events(trace))
+    calls = [(event, kind) for event, kind, is_captured in launching(host.events) if is_captured]
     calls.sort(key=lambda call: float(call[0]["ts"]))
     return tuple(
         msgspec.structs.replace(activity_of(event, kind, host), duration_s=0.0)
@@ -283,9 +278,7 @@ def launching(
                 yield event, kind, before > 0 and turns[before - 1][1]
 
 
-def stream_waits(
-    trace: Mapping[str, Any], host: HostTimeline | None = None
-) -> tuple[tuple[int, int], ...]:
+def stream_waits(host: HostTimeline) -> tuple[tuple[int, int], ...]:
     """Return which activities may wait for which of another stream, as places in `activities`.
 
     A profile lists waits where it was asked for synchronisation (category ``cuda_sync``). For whom
@@ -293,16 +286,14 @@ def stream_waits(
     is named, with what it was last asked to do; a stream whose work ends
     too late to be waited for is ruled out.
     """
-    events = complete_events(trace)
-    gpu = gpu_events(events, HostTimeline(events) if host is None else host)
     asked: dict[int, list[tuple[int, int]]] = {}
-    for place, event in enumerate(gpu):
+    for place, event in enumerate(host.gpu):
         stream = int(event.get("args", {}).get("stream", 0))
         asked.setdefault(stream, []).append((correlation_of(event), place))
     for each in asked.values():
         each.sort()
     found: dict[tuple[int, int], None] = {}
-    for event in events:
+    for event in host.events:
         facts = event.get("args", {})
         if event.get("cat") != "cuda_sync" or event["name"] != "Stream Wait Event":
             continue
@@ -334,13 +325,6 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
         if waits and range_ is None:
             found[tuple(each.name for each in chain if _OPERATOR.fullmatch(each.name))] = None
     return tuple(operators for operators in found if operators)
-
-
-def gpu_events(events: Sequence[Mapping[str, Any]], host: HostTimeline) -> list[Mapping[str, Any]]:
-    """Return what the GPU did, in the order it was asked to."""
-    gpu = [event for event in events if event.get("cat") in GPU]
-    gpu.sort(key=lambda event: host.called_us.get(correlation_of(event), float(event["ts"])))
-    return gpu
 
 
 def activity_of(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) -> TracedActivity:

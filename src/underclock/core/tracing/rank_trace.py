@@ -35,7 +35,6 @@ from underclock.core.tracing.profile import (
     activity_of,
     complete_events,
     correlation_of,
-    gpu_events,
     stream_waits,
 )
 from underclock.core.tracing.rank_passes import (
@@ -338,14 +337,13 @@ def _named_pass(event: _Event) -> tuple[InstructionKind, int, int | None] | None
 
 def _on_gpu(sound: SoundTrace) -> tuple[list[Activity], list[Gathering], int]:
     """Return work and collectives, as they were asked for, and the stream that computes longest."""
-    trace = {"traceEvents": sound.events}
     host = HostTimeline(sound.events)
-    seen = activities(trace, host)
+    seen = activities(host)
     main = main_stream(seen)
     copied = [is_copied_beside(one, main) for one in seen]
     works = [not one.function.startswith(NCCL) for one in seen]
     on_main = [one.stream == main and works[i] for i, one in enumerate(seen)]
-    waited_by = streams(seen, stream_waits(trace, host)).waited_by(np.array(on_main, dtype=bool))
+    waited_by = streams(seen, stream_waits(host)).waited_by(np.array(on_main, dtype=bool))
     threads = {correlation_of(e): e.get("tid") for e in sound.events if e.get("cat") in CALLS}
     autograd = {e.get("tid") for e in sound.events if e["name"].startswith(EVALUATES)}
     autograd -= {
@@ -358,7 +356,7 @@ def _on_gpu(sound: SoundTrace) -> tuple[list[Activity], list[Gathering], int]:
         return Pass.BACKWARD if hook else one.pass_
 
     work, gatherings = [], []
-    for i, event in enumerate(gpu_events(sound.events, host)):
+    for i, event in enumerate(host.gpu):
         one, by, correlation = seen[i], waited_by[i], correlation_of(event)
         asked_s = host.called_us[correlation] * _US
         until_s = math.inf if by is None else seen[by].start_s

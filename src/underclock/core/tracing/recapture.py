@@ -18,7 +18,6 @@ from underclock.core.tracing.names import NO_SIZE, numbered, short, without_size
 from underclock.records import Kernel, Pass, Step
 from underclock.units import first_and_more
 
-_NAMED = 3
 ALIKE = 0.1
 """Of the launches: steps that differ by less are alike."""
 _Key = tuple[Pass, str, str]

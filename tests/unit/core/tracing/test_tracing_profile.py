@@ -10,7 +10,9 @@ from chrome_events import host, kernel, launch
 from recorded import read
 from underclock.core.tracing.captured import PlainRun, assumed_step, captured_step
 from underclock.core.tracing.profile import (
+    HostTimeline,
     activities,
+    complete_events,
     launches_lost,
     lost_note,
     saw_all,
@@ -22,7 +24,8 @@ from underclock.records.work import LAUNCH_MARK, MODULE_MARK, Operator, TracedAc
 
 
 def seen(*events: dict[str, Any]) -> tuple[TracedActivity, ...]:
-    return activities({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]})
+    trace = {"traceEvents": [{"ph": "M", "name": "process_name"}, *events]}
+    return activities(HostTimeline(complete_events(trace)))
 
 
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -117,7 +120,7 @@ def test_a_wait_names_what_the_user_wrote() -> None:
 @pytest.mark.parametrize("trace", [{}, {"traceEvents": 3}, {"traceEvents": ["x"]}])
 def test_another_format_is_refused(trace: dict[str, object]) -> None:
     with pytest.raises(DataError, match="no list of trace events"):
-        activities(trace)
+        complete_events(trace)
 
 
 def test_what_an_optimizer_runs_as_a_closure_keeps_its_pass() -> None:

@@ -16,7 +16,13 @@ from rank_steps import RankStep, steps_s
 from recorded import Recording, read
 from underclock.arrays import Floats
 from underclock.core.tracing.captured import PlainRun, kernel_means_s, profiled_step
-from underclock.core.tracing.profile import activities, bytes_of, stream_waits
+from underclock.core.tracing.profile import (
+    HostTimeline,
+    activities,
+    bytes_of,
+    complete_events,
+    stream_waits,
+)
 from underclock.core.tracing.streams import Streams, streams, with_shares
 from underclock.records import Kind, Pass
 from underclock.records.work import NodeKind, TracedActivity
@@ -152,15 +158,20 @@ def _recording(name: str, rank: int) -> Recording:
 
 
 @cache
+def _host(name: str, rank: int) -> HostTimeline:
+    return HostTimeline(complete_events(_recording(name, rank).trace))
+
+
+@cache
 def _seen(name: str, rank: int) -> tuple[TracedActivity, ...]:
-    return activities(_recording(name, rank).trace)
+    return activities(_host(name, rank))
 
 
 @cache
 def _rank(name: str, number: int) -> RankStep:
     seen = _seen(name, number)
     return RankStep(
-        streams=streams(seen, stream_waits(_recording(name, number).trace)),
+        streams=streams(seen, stream_waits(_host(name, number))),
         collectives=tuple(i for i, one in enumerate(seen) if one.pass_ is Pass.COMMUNICATION),
     )
 
