@@ -57,7 +57,7 @@ _AMONG = re.compile(r" among (\d+) ranks")
 
 
 @dataclass(frozen=True, slots=True)
-class HostRange:
+class _HostRange:
     """A range of time on a host thread: an operator, a module, an autograd function."""
 
     name: str
@@ -66,12 +66,10 @@ class HostRange:
 
     @property
     def is_backward(self) -> bool:
-        """Whether autograd evaluates one function of the backward pass in it."""
         return self.name.startswith(EVALUATES)
 
     @property
     def is_optimizer(self) -> bool:
-        """Whether an optimizer works in it."""
         return self.name.startswith(("Optimizer.step#", "Optimizer.zero_grad#"))
 
 
@@ -88,9 +86,9 @@ class HostTimeline:
         differentiated: Modules around the operator that was differentiated last.
     """
 
-    def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, events: Sequence[_Event]) -> None:
         self.events = events
-        self.chains, self.called_us = dict[int, tuple[HostRange, ...]](), dict[int, float]()
+        self.chains, self.called_us = dict[int, tuple[_HostRange, ...]](), dict[int, float]()
         self.backward_ends_us = self.optimizer_ends_us = -math.inf
         self.modules, self.differentiated = dict[int, tuple[str, ...]](), tuple[str, ...]()
         for event, range_, chain in _walk_threads(events):
@@ -112,7 +110,7 @@ class HostTimeline:
         self.gpu.sort(key=lambda each: self.called_us.get(correlation_of(each), float(each["ts"])))
 
 
-def complete_events(trace: Mapping[str, Any], name: str = "") -> list[Mapping[str, Any]]:
+def complete_events(trace: Mapping[str, Any], name: str = "") -> list[_Event]:
     """Return the events that have a duration.
 
     Args:
@@ -132,7 +130,7 @@ def complete_events(trace: Mapping[str, Any], name: str = "") -> list[Mapping[st
 
 def _walk_threads(
     events: Iterable[_Event],
-) -> Iterator[tuple[_Event, HostRange | None, Sequence[HostRange]]]:
+) -> Iterator[tuple[_Event, _HostRange | None, Sequence[_HostRange]]]:
     """Yield ranges as they open, and GPU calls with ``None`` for one, with the ranges around."""
     threads: dict[object, list[_Event]] = defaultdict(list)
     for event in events:
@@ -143,7 +141,7 @@ def _walk_threads(
     for mine in threads.values():
         # Of ranges that begin together the longer is the outer.
         mine.sort(key=lambda event: (float(event["ts"]), -float(event.get("dur", 0.0))))
-        stack: list[HostRange] = []
+        stack: list[_HostRange] = []
         for event in mine:
             start_us = float(event["ts"])
             while stack and stack[-1].end_us <= start_us:
@@ -152,26 +150,24 @@ def _walk_threads(
                 yield event, None, stack
                 continue
             end_us = start_us + float(event.get("dur", 0.0))
-            range_ = HostRange(str(event["name"]), end_us, event.get("args", {}))
+            range_ = _HostRange(str(event["name"]), end_us, event.get("args", {}))
             yield event, range_, stack
             stack.append(range_)
 
 
-def correlation_of(event: Mapping[str, Any]) -> int:
+def correlation_of(event: _Event) -> int:
     """Return the number that a call and what it launched have in common; -1 for none."""
     return int(event.get("args", {}).get("correlation", -1))
 
 
-def _modules_around(chain: Sequence[HostRange]) -> tuple[str, ...]:
+def _modules_around(chain: Sequence[_HostRange]) -> tuple[str, ...]:
     """Return the paths of the modules that were called, outermost first."""
     called = [each.name for each in chain if each.name.startswith(MODULE_MARK)]
     # A wrapper and what it wraps have one path, and are one.
     return tuple(dict.fromkeys(name.removeprefix(MODULE_MARK) for name in called))
 
 
-def _operator_and_shapes(
-    event: Mapping[str, Any], chain: Sequence[HostRange]
-) -> tuple[str, str] | None:
+def _operator_and_shapes(event: _Event, chain: Sequence[_HostRange]) -> tuple[str, str] | None:
     """Return a collective and what it sends and receives, as an operator with its inputs."""
     arguments = [event.get("args", {}), *(range_.arguments for range_ in reversed(chain))]
     facts = next((each for each in arguments if each.get("Collective name")), None)
@@ -259,9 +255,7 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     )
 
 
-def launching(
-    events: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[Mapping[str, Any], NodeKind, bool]]:
+def launching(events: Sequence[_Event]) -> Iterator[tuple[_Event, NodeKind, bool]]:
     """Yield each call that asks for GPU work, what it asks for, and whether it is captured.
 
     What is captured runs later, if at all.
@@ -327,7 +321,7 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     return tuple(operators for operators in found if operators)
 
 
-def activity_of(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) -> TracedActivity:
+def activity_of(event: _Event, kind: NodeKind, host: HostTimeline) -> TracedActivity:
     """Return an activity of the GPU, with what asked for it."""
     chain = host.chains.get(correlation_of(event), ())
     launched_us = host.called_us.get(correlation_of(event), float(event["ts"]))
@@ -355,7 +349,7 @@ def activity_of(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) ->
     )
 
 
-def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostTimeline) -> Pass:
+def _pass(name: str, chain: Sequence[_HostRange], launched_us: float, host: HostTimeline) -> Pass:
     """Tell the pass from what was open, and on the main thread from what is still to come."""
     names = [range_.name for range_ in chain]
     if name.startswith(("ncclDevKernel", "ncclKernel")) or any(
@@ -378,7 +372,7 @@ def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostT
     return Pass.OTHER
 
 
-def _modules(chain: Sequence[HostRange], host: HostTimeline) -> tuple[str, ...]:
+def _modules(chain: Sequence[_HostRange], host: HostTimeline) -> tuple[str, ...]:
     """Return the module an activity ran for, and those that called it, outermost first."""
     # In the backward pass it is that of the forward operator with the same sequence number.
     # Accumulating a gradient has no number: it belongs to what was differentiated last. A module

@@ -81,7 +81,9 @@ def mean_durations(seen: Iterable[Sequence[TracedActivity]], runs: Runs) -> dict
                 next_s = [*(one.start_s for one in every[launch][1:]), begins_s[launch + 1]]
                 for activity, place, after_s in zip(every[launch], places, next_s, strict=True):
                     if place is not None:
-                        took_s[place] += _lasted_s(activity, after_s)
+                        lasted_s, until_s = activity.duration_s, after_s - activity.start_s
+                        in_turn = lasted_s - until_s <= _OVERLAP * lasted_s
+                        took_s[place] += min(lasted_s, until_s) if in_turn else lasted_s
                 times.update(graph.times)
             if launches:
                 missing.discard(index)
@@ -89,14 +91,6 @@ def mean_durations(seen: Iterable[Sequence[TracedActivity]], runs: Runs) -> dict
     if missing:
         return None
     return {place: took_s[place] / count for place, count in times.items()}
-
-
-def _lasted_s(activity: TracedActivity, next_s: float) -> float:
-    """Return how long a launch lasted, of which the end may overlap the next one's begin."""
-    until_next_s = next_s - activity.start_s
-    over_s = activity.duration_s - until_next_s
-    in_turn = over_s <= _OVERLAP * activity.duration_s
-    return min(activity.duration_s, until_next_s) if in_turn else activity.duration_s
 
 
 def _alike(every: Sequence[Sequence[TracedActivity]], runs: Runs) -> list[set[tuple[int, int]]]:
