@@ -216,14 +216,9 @@ def as_step(name: str, graph: Captured, calls: Sequence[TracedActivity], plain: 
     Calls are what asked for each node, as far as `profile.captured_calls` knows; a plain run is one
     of the step as it is written.
     """
-    return captured_step(
-        name,
-        [node.node for node in graph.nodes],
-        calls,
-        plain,
-        cleared=cleared_before(graph.nodes),
-        data_sizes=graph.parts.sizes,
-    )
+    nodes, cleared = [node.node for node in graph.nodes], cleared_before(graph.nodes)
+    sizes = graph.parts.sizes
+    return captured_step(name, nodes, calls, plain, cleared=cleared, data_sizes=sizes)
 
 
 def check_device(uuid: str) -> None:

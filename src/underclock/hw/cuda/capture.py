@@ -355,8 +355,7 @@ class Capture:
     def captured(self) -> Captured:
         """Take what was captured apart."""
         memory = Memory.of(self._torch, self._device, self._made)
-        graphs = [int(graph.raw_cuda_graph()) for graph in self.parts.graphs]
-        each = [walk(graph, memory.holds) for graph in graphs]
+        each = [walk(int(one.raw_cuda_graph()), memory.holds) for one in self.parts.graphs]
         nodes = tuple(node for part in each for node in part)
         ends = tuple(accumulate(len(part) for part in each))
         return Captured(parts=self.parts, nodes=nodes, ends=ends, memory=memory)

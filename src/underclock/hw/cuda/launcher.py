@@ -37,13 +37,7 @@ from underclock.hw.cuda.round_graphs import (
     parts_of,
     step_graphs,
 )
-from underclock.hw.cuda.state import (
-    Snapshot,
-    finally_unless_stuck,
-    is_constant,
-    uniformity,
-    windows,
-)
+from underclock.hw.cuda.state import CONSTANT, Snapshot, finally_unless_stuck, uniformity, windows
 from underclock.hw.cuda.torch_step import StepFunction, detach
 from underclock.hw.lockstep import RankPace
 from underclock.records import Kernel, Mix
@@ -230,7 +224,7 @@ class CudaLauncher(StepLauncher):
         unchanged = [
             view for view, kept in zip(views, before, strict=True) if self._torch.equal(view, kept)
         ]
-        constant = [view for view in unchanged if is_constant(view)]
+        constant = [view for view in unchanged if uniformity(view) >= CONSTANT]
         if constant and 2 * len(constant) >= len(unchanged):
             self._notes[kernel.name] = (
                 f"{kernel.name!r} reads {len(constant)} operand(s) that hold one value only; if "

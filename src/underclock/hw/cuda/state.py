@@ -295,7 +295,8 @@ def same_batches(torch: Any) -> Iterator[Batches]:
 _WINDOW = 2**20  # bytes looked at behind each pointer
 _LEAST_WINDOW = 2**18  # a smaller stretch is not worth an opinion: a bias, a few scalars
 _SAMPLED = 2**16
-_UNIFORM = 0.999
+CONSTANT = 0.999
+"""Uniformity from which on a window holds one value only, zero or other."""
 _LEAST_ELEMENTS = 4096  # smaller inputs decide no kernel's power
 
 
@@ -363,11 +364,6 @@ def uniformity(view: Any) -> float:
     words = view[::step]
     _, counts = words.unique(return_counts=True)
     return float(counts.max()) / float(words.numel())
-
-
-def is_constant(view: Any) -> bool:
-    """Whether a window holds one value only, zero or other."""
-    return uniformity(view) >= _UNIFORM
 
 
 def candidates(torch: Any) -> list[Any]:

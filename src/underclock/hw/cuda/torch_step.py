@@ -161,16 +161,11 @@ def recorded(host_only: Any = None) -> Iterator[Mapping[str, Any]]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if not host_only:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
+    config = None
+    if is_distributed(torch):  # then collectives overlap the rest: ask what waits for which stream
+        config = torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)  # noqa: SLF001
     seen = torch.profiler.profile(
-        activities=activities,
-        record_shapes=True,
-        acc_events=True,
-        # What waits for which stream; asked for only where collectives overlap the rest.
-        experimental_config=(
-            torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)  # noqa: SLF001
-            if is_distributed(torch)
-            else None
-        ),
+        activities=activities, record_shapes=True, acc_events=True, experimental_config=config
     )
     trace: dict[str, Any] = {}
     with named_modules(torch), _named_microbatches(torch), seen:

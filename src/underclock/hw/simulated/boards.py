@@ -175,15 +175,13 @@ class Unit:
     def of(cls, model: GpuModel, number: int) -> Self:
         """Return the unit of a number; number 0 is made of what the model was fitted to."""
         seed = [zlib.crc32(model.name.encode()), number]
-        smooth = cls(power=np.ones(len(model.core_mhz)), time=np.ones(len(model.core_mhz)))
+        even, gain, leakage, offset_v = np.ones(len(model.core_mhz)), 1.0, 1.0, 0.0
         if number:
             random = np.random.default_rng(seed)
-            smooth = dataclasses.replace(
-                smooth,
-                gain=1.0 + GAIN_WITHIN * float(random.uniform(-1.0, 1.0)),
-                leakage=math.exp(LEAKAGE_SPREAD * float(random.standard_normal())),
-                offset_v=VOLTAGE_SPREAD_V * float(random.standard_normal()),
-            )
+            gain += GAIN_WITHIN * float(random.uniform(-1.0, 1.0))
+            leakage = math.exp(LEAKAGE_SPREAD * float(random.standard_normal()))
+            offset_v = VOLTAGE_SPREAD_V * float(random.standard_normal())
+        smooth = cls(gain=gain, leakage=leakage, offset_v=offset_v, power=even, time=even)
         if model.smooth:
             return smooth
         random, core_mhz = np.random.default_rng([*seed, 1]), np.array(model.core_mhz, dtype=float)
@@ -195,21 +193,13 @@ class Unit:
             levels = spread * random.standard_normal(len(core_mhz) + 1)
             between = np.stack([levels[:-1], levels[1:]], axis=1)
             log_power += np.interp(core_mhz, edges_mhz.ravel(), between.ravel())
-        return dataclasses.replace(
-            smooth,
-            lost=_LOST * float(random.random()),
-            power=np.exp(log_power),
-            time=np.exp(log_time),
-            kind=False,
-        )
+        lost, power, time = _LOST * float(random.random()), np.exp(log_power), np.exp(log_time)
+        return dataclasses.replace(smooth, lost=lost, power=power, time=time, kind=False)
 
     def constants(self, model: GpuConstants) -> GpuConstants:
         """Return the physics of this unit."""
-        return dataclasses.replace(
-            model,
-            leak_w_per_v3=model.leak_w_per_v3 * self.leakage,
-            floor_v=model.floor_v + self.offset_v,
-        )
+        leak, floor_v = model.leak_w_per_v3 * self.leakage, model.floor_v + self.offset_v
+        return dataclasses.replace(model, leak_w_per_v3=leak, floor_v=floor_v)
 
 
 def band_costs(
@@ -373,14 +363,8 @@ class SimulatedCosts:
             cold_w, warm_w = (
                 float(busy_w(gpu, kernel, core_mhz, mem_mhz, c) * power) for c in (0.0, _WARM_C)
             )
-        lock = self.lock
-        return LaunchCost(
-            kernel=kernel,
-            duration_s=taken_s * lock.time,
-            cold_w=cold_w * lock.power,
-            w_per_c=(warm_w - cold_w) / _WARM_C * lock.power,
-            dram_share=dram_share,
-        )
+        lock, w_per_c = self.lock, (warm_w - cold_w) / _WARM_C * self.lock.power
+        return LaunchCost(kernel, taken_s * lock.time, cold_w * lock.power, w_per_c, dram_share)
 
 
 def heater(model: GpuModel, side: int = _SIDE) -> KernelConstants:
