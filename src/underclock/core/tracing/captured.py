@@ -94,12 +94,8 @@ def captured_step(
             "profiling metrics): end it and trace again, in a new process",
         )
     aligned = align(nodes, plain.seen)
-    notes = (
-        plain.lost,
-        otherwise_captured(nodes, aligned, plain.seen),
-        plain.beside,
-        host_note(plain.seen, plain.step_s),
-    )
+    otherwise = otherwise_captured(nodes, aligned, plain.seen)
+    notes = plain.lost, otherwise, plain.beside, host_note(plain.seen, plain.step_s)
     return traced_step(
         name,
         nodes,

@@ -50,15 +50,13 @@ class StepBoundaries:
         )
 
         self._handle = register_optimizer_step_post_hook(self._first_stepped)
-        self._undo = [
-            put(holder, name, around(getattr(holder, name)))
-            for holder, name, around in (
-                (torch.autograd, "backward", self._before_backward),
-                (torch.autograd, "grad", self._before_backward),
-                (torch.optim.Optimizer, "__init__", self._noting_optimizers),
-                (torch.amp.GradScaler, "step", self._around_scaler),
-            )
-        ]
+        wrapped = (
+            (torch.autograd, "backward", self._before_backward),
+            (torch.autograd, "grad", self._before_backward),
+            (torch.optim.Optimizer, "__init__", self._noting_optimizers),
+            (torch.amp.GradScaler, "step", self._around_scaler),
+        )
+        self._undo = [put(of, name, around(getattr(of, name))) for of, name, around in wrapped]
         _current = self
 
     def close(self) -> None:

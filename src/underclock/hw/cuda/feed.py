@@ -250,13 +250,10 @@ def watched(torch: Any, clock: Clock, for_s: float, settle_s: float) -> list[lis
         if launch not in early:
             name, kind = event.name(), NodeKind.KERNEL
             kind = next((kind for mark, kind in _NOT_KERNELS if name.startswith(mark)), kind)
-            activity = TracedActivity(
-                kind=kind,
-                function=name if kind is NodeKind.KERNEL else "",
-                start_s=(event.start_ns() - begun_ns) * 1e-9,
-                duration_s=event.duration_ns() * 1e-9,
-            )
-            activities.append(activity)
+            name = name if kind is NodeKind.KERNEL else ""
+            at_s, lasts_s = (event.start_ns() - begun_ns) * 1e-9, event.duration_ns() * 1e-9
+            one = TracedActivity(kind=kind, function=name, start_s=at_s, duration_s=lasts_s)
+            activities.append(one)
     return list(by_launch.values())
 
 

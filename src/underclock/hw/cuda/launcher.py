@@ -297,13 +297,9 @@ class EagerLauncher(StepLauncher):
 
             stack.enter_context(finally_unless_stuck(self._unwatch))
             stack.callback(torch.cuda.empty_cache)  # what was cached for a stream serves no other
-            places = places_of(self.traced.groups)
-            launched = EagerRound(
-                nodes=tuple(self.nodes) if steps else (),
-                places=tuple(map(places.__getitem__, range(len(self.nodes)))) if steps else (),
-                steps=steps,
-                coload=tuple(place for place, _ in after),
-            )
+            nodes, places = tuple(self.nodes) if steps else (), places_of(self.traced.groups)
+            served, hot = tuple(places[at] for at in range(len(nodes))), tuple(p for p, _ in after)
+            launched = EagerRound(nodes=nodes, places=served, steps=steps, coload=hot)
             events = steps * len(self.nodes) + len(after) + MARKS
             means = functools.partial(self._means, launched)
             yield stack.enter_context(self._feeding(launch, round_, rounds, events, means))

@@ -367,17 +367,13 @@ def _operator(
         for each in (_tensors(torch, one) for one in made)
         if each and not any(each[0] is other for tensors in read for other in tensors)
     ]
-    sizes = [sum(map(_bytes, each)) for each in read]
+    sizes, written = ([sum(map(_bytes, each)) for each in some] for some in (read, new))
     if bare in _GATHERS and sizes:  # of a table it reads what it is asked for only
-        sizes[0] = min(sizes[0], sum(sum(map(_bytes, each)) for each in new))
+        sizes[0] = min(sizes[0], sum(written))
     changed = 0 if bare in _MADE_ANEW else sum(_changed(torch, function, args, kwargs))
-    return Operator(
-        name=name,
-        shapes=", ".join(map(_shape, read)),
-        elements=max((sum(t.numel() for t in each) for each in read + new), default=0),
-        bytes_moved=sum(sizes) + changed + sum(sum(map(_bytes, each)) for each in new),
-        flops=flops,
-    )
+    elements = max((sum(t.numel() for t in each) for each in read + new), default=0)
+    shapes, moved = ", ".join(map(_shape, read)), sum(sizes) + changed + sum(written)
+    return Operator(name=name, shapes=shapes, elements=elements, bytes_moved=moved, flops=flops)
 
 
 def _collective(torch: Any, bare: str, given: list[Any], result: Any) -> Operator:
@@ -391,20 +387,14 @@ def _collective(torch: Any, bare: str, given: list[Any], result: Any) -> Operato
     made = _tensors(torch, result)
     # What writes into a tensor that it is given has that one first.
     sent, received = (tensors[-1], tensors[0]) if len(tensors) > 1 else (tensors[0], made)
-    texts = [
-        f"{_DTYPES.get(dtype, dtype)}[{sum(each.numel() for each in some)}]"
-        for some in (sent, received or sent)
-        for dtype in [str(some[0].dtype).removeprefix("torch.")]
-    ]
+    both = sent, received or sent
+    elements = [sum(each.numel() for each in some) for some in both]
+    dtypes = [str(some[0].dtype).removeprefix("torch.") for some in both]
+    texts = [f"{_DTYPES.get(d, d)}[{count}]" for d, count in zip(dtypes, elements, strict=True)]
     name = f"nccl::{_AS_NCCL.get(bare, bare.rstrip('_'))}"
     shapes = f"{texts[0]} to {texts[1]} among {group.size()} ranks"
-    return Operator(
-        name=name,
-        shapes=shapes,
-        elements=max(sum(each.numel() for each in some) for some in (sent, received or sent)),
-        bytes_moved=sum(sum(map(_bytes, some)) for some in (sent, received or sent)),
-        flops=None,
-    )
+    moved = sum(sum(map(_bytes, some)) for some in both)
+    return Operator(name=name, shapes=shapes, elements=max(elements), bytes_moved=moved, flops=None)
 
 
 def _changed(torch: Any, function: Any, args: Any, kwargs: Any) -> Iterator[int]:

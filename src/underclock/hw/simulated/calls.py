@@ -394,66 +394,60 @@ def _write(host: Host, gpu: VirtualGpu, action: Callable[[], None]) -> int:
     return OK
 
 
-READS |= {
-    "nvmlDeviceGetName": lambda _host, gpu, out, _size: put_text(out, gpu.model.name),
-    "nvmlDeviceGetUUID": lambda _host, gpu, out, _size: put_text(out, uuid_of(gpu)),
-    "nvmlDeviceGetBrand": _of_board(
-        lambda board: (pynvml.NVML_BRAND_GEFORCE if board.geforce else pynvml.NVML_BRAND_NVIDIA,)
-    ),
-    "nvmlDeviceGetNumGpuCores": _of_board(lambda board: (board.cores,)),
-    "nvmlDeviceGetCudaComputeCapability": _of_board(lambda board: board.capability),
-    "nvmlDeviceGetArchitecture": _of_board(lambda board: (_ARCHITECTURES[board.capability[0]],)),
-    "nvmlDeviceGetSupportedMemoryClocks": (  # greatest first, as NVML does
-        lambda _host, gpu, count, out: _put_list(gpu.model.mem_mhz[::-1], count, out)
-    ),
-    "nvmlDeviceGetPowerManagementLimitConstraints": _numbers(
-        lambda gpu: tuple(int(limit_w * 1e3) for limit_w in gpu.model.limit_w[1:])
-    ),
-    "nvmlDeviceGetPowerManagementDefaultLimit": _number(
-        lambda gpu: int(gpu.model.limit_w[0] * 1e3)
-    ),
-    "nvmlDeviceGetPersistenceMode": _number(lambda gpu: int(gpu.persistent)),
-    "nvmlDeviceGetMigMode": _of_board(lambda board: (0, 0) if board.hbm else None),
-    "nvmlDeviceGetPowerUsage": _number(_usage_mw, _QUICK_CALL_S),
-    "nvmlDeviceGetFanSpeed": _numbers(_fan_percent),
-}
+def _by_name(answers: dict[str, DeviceCall]) -> dict[str, DeviceCall]:
+    return {f"nvmlDevice{each}": answers[names] for names in answers for each in names.split()}
 
-_SEVERAL: tuple[tuple[DeviceCall, str], ...] = (
-    (lambda host, gpu, out: put(out, host.gpus.index(gpu)), "GetIndex GetMinorNumber"),
-    (
-        lambda _host, _gpu, count, _out: put(count, 0),
-        "GetGraphicsRunningProcesses_v3 GetMPSComputeRunningProcesses_v3",
-    ),
-    (
-        _number(lambda gpu: gpu.performance_state, _QUICK_CALL_S),
-        "GetPerformanceState GetPowerState",
-    ),
-    (
-        _number(lambda gpu: gpu.throttle_reasons, _QUICK_CALL_S),
-        "GetCurrentClocksEventReasons GetCurrentClocksThrottleReasons",
-    ),
-    (_number(_limit_mw), "GetEnforcedPowerLimit GetPowerManagementLimit"),
-    (_numbers(lambda _gpu: (0, _UTILISATION_US)), "GetEncoderUtilization GetDecoderUtilization"),
-    (  # default compute mode, no display, not split
-        _number(lambda _gpu: 0),
-        "GetMaxMigDeviceCount GetComputeMode GetDisplayMode GetDisplayActive IsMigDeviceHandle",
-    ),
-    (  # there on a real driver, but not on these GPUs
-        lambda *_: NOT_SUPPORTED,
-        "GetSerial GetBAR1MemoryInfo GetTotalEccErrors GetDriverModel GetDriverModel_v2",
-    ),
-    (lambda *_: NOT_SUPPORTED, "GetPcieThroughput"),
+
+READS |= _by_name(
+    {
+        "GetName": lambda _host, gpu, out, _size: put_text(out, gpu.model.name),
+        "GetUUID": lambda _host, gpu, out, _size: put_text(out, uuid_of(gpu)),
+        "GetIndex GetMinorNumber": lambda host, gpu, out: put(out, host.gpus.index(gpu)),
+        "GetBrand": _of_board(
+            lambda board: (
+                pynvml.NVML_BRAND_GEFORCE if board.geforce else pynvml.NVML_BRAND_NVIDIA,
+            )
+        ),
+        "GetNumGpuCores": _of_board(lambda board: (board.cores,)),
+        "GetCudaComputeCapability": _of_board(lambda board: board.capability),
+        "GetArchitecture": _of_board(lambda board: (_ARCHITECTURES[board.capability[0]],)),
+        "GetSupportedMemoryClocks": (  # greatest first, as NVML does
+            lambda _host, gpu, count, out: _put_list(gpu.model.mem_mhz[::-1], count, out)
+        ),
+        "GetPowerManagementLimitConstraints": _numbers(
+            lambda gpu: tuple(int(limit_w * 1e3) for limit_w in gpu.model.limit_w[1:])
+        ),
+        "GetPowerManagementDefaultLimit": _number(lambda gpu: int(gpu.model.limit_w[0] * 1e3)),
+        "GetEnforcedPowerLimit GetPowerManagementLimit": _number(_limit_mw),
+        "GetPersistenceMode": _number(lambda gpu: int(gpu.persistent)),
+        "GetMigMode": _of_board(lambda board: (0, 0) if board.hbm else None),
+        "GetPowerUsage": _number(_usage_mw, _QUICK_CALL_S),
+        "GetFanSpeed": _numbers(_fan_percent),
+        "GetPerformanceState GetPowerState": _number(
+            lambda gpu: gpu.performance_state, _QUICK_CALL_S
+        ),
+        "GetCurrentClocksEventReasons GetCurrentClocksThrottleReasons": _number(
+            lambda gpu: gpu.throttle_reasons, _QUICK_CALL_S
+        ),
+        "GetEncoderUtilization GetDecoderUtilization": _numbers(lambda _gpu: (0, _UTILISATION_US)),
+        "GetGraphicsRunningProcesses_v3 GetMPSComputeRunningProcesses_v3": (
+            lambda _host, _gpu, count, _out: put(count, 0)
+        ),
+        # Default compute mode, no display, not split.
+        "GetComputeMode GetDisplayMode GetDisplayActive": _number(lambda _gpu: 0),
+        "GetMaxMigDeviceCount IsMigDeviceHandle": _number(lambda _gpu: 0),
+        # There on a real driver, but not on these GPUs.
+        "GetSerial GetBAR1MemoryInfo GetTotalEccErrors": lambda *_: NOT_SUPPORTED,
+        "GetDriverModel GetDriverModel_v2 GetPcieThroughput": lambda *_: NOT_SUPPORTED,
+    }
 )
-for _answer, _names in _SEVERAL:
-    READS.update((f"nvmlDevice{_name}", _answer) for _name in _names.split())
-
-WRITES: dict[str, DeviceCall] = {
-    "nvmlDeviceSetGpuLockedClocks": _lock_core,
-    "nvmlDeviceSetMemoryLockedClocks": _lock_mem,
-    "nvmlDeviceResetGpuLockedClocks": _lock_core,
-    "nvmlDeviceResetMemoryLockedClocks": _lock_mem,
-    "nvmlDeviceSetPowerManagementLimit": _set_limit,
-    "nvmlDeviceSetPersistenceMode": lambda host, gpu, mode: _write(
-        host, gpu, lambda: setattr(gpu, "persistent", bool(mode.value))
-    ),
-}
+WRITES = _by_name(
+    {
+        "SetGpuLockedClocks ResetGpuLockedClocks": _lock_core,
+        "SetMemoryLockedClocks ResetMemoryLockedClocks": _lock_mem,
+        "SetPowerManagementLimit": _set_limit,
+        "SetPersistenceMode": lambda host, gpu, mode: _write(
+            host, gpu, lambda: setattr(gpu, "persistent", bool(mode.value))
+        ),
+    }
+)
