@@ -130,7 +130,23 @@ class ZeusdGpu(SettableNvmlGpu):
     def __init__(self, uuid: str, zeusd: Zeusd) -> None:
         super().__init__(uuid)
         self._zeusd = zeusd
-        self._id = _id_of(uuid, zeusd)
+        found = zeusd.discover()
+        listed: list[Any] = found.get("gpus") or []
+        # The daemon's own number; a container may count fewer GPUs than the daemon does.
+        if any("pci_address" in gpu for gpu in listed):
+            bus = call("read the bus address", pynvml.nvmlDeviceGetPciInfo, self._handle).busId
+            here = _address(bus.decode() if isinstance(bus, bytes) else bus)
+            ids = [int(gpu["id"]) for gpu in listed if _address(gpu.get("pci_address", "")) == here]
+        else:
+            index = int(call("read the index", pynvml.nvmlDeviceGetIndex, self._handle))
+            known = found.get("gpu_ids", [gpu.get("id") for gpu in listed])
+            ids = [index] if index in known else []
+        if not ids:
+            raise NotSupportedError(
+                f"zeusd at {zeusd.path} has no GPU {uuid}",
+                hint="it may see other GPUs of this machine",
+            )
+        self._id = ids[0]
 
     def write(self, setting: Domain, value: Value) -> None:
         """Have it set, and wait until it is; ``None`` gives a clock back to the driver."""
@@ -143,25 +159,6 @@ class ZeusdGpu(SettableNvmlGpu):
         check_writable(what)
         domain = "gpu" if setting is Domain.CORE else "mem"
         self._zeusd.ask("POST", f"/gpu/{does}_{domain}_locked_clocks", query, what)
-
-
-def _id_of(uuid: str, zeusd: Zeusd) -> int:
-    """Return the daemon's number of a GPU; a container may count fewer than the daemon does."""
-    found = zeusd.discover()
-    handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-    listed: list[Any] = found.get("gpus") or []
-    if any("pci_address" in gpu for gpu in listed):
-        bus = call("read the bus address", pynvml.nvmlDeviceGetPciInfo, handle).busId
-        here = _address(bus.decode() if isinstance(bus, bytes) else bus)
-        ids = [int(gpu["id"]) for gpu in listed if _address(gpu.get("pci_address", "")) == here]
-    else:
-        index = int(call("read the index", pynvml.nvmlDeviceGetIndex, handle))
-        ids = [index] if index in found.get("gpu_ids", [gpu.get("id") for gpu in listed]) else []
-    if not ids:
-        raise NotSupportedError(
-            f"zeusd at {zeusd.path} has no GPU {uuid}", hint="it may see other GPUs of this machine"
-        )
-    return ids[0]
 
 
 def _address(text: str) -> str:

@@ -56,7 +56,7 @@ class PlainRun:
     Attributes:
         seen: In the order in which it was asked to; collectives with the share that is waited for.
         lost: What is to be said of launches that were not seen; ``None`` where all were.
-        beside: What is to be said of collectives and copies under other launches; else ``None``.
+        overlap: What is to be said of collectives and copies under other launches; else ``None``.
 
     Raises:
         DataError: It is no such trace.
@@ -65,7 +65,7 @@ class PlainRun:
     def __init__(self, trace: Mapping[str, Any], step_s: float | None = None) -> None:
         host = HostTimeline(complete_events(trace))
         self.step_s, self.lost = step_s, lost_note(trace)
-        self.seen, self.beside = with_shares(activities(host), stream_waits(host))
+        self.seen, self.overlap = with_shares(activities(host), stream_waits(host))
 
 
 def captured_step(
@@ -95,7 +95,7 @@ def captured_step(
         )
     aligned = align(nodes, plain.seen)
     otherwise = otherwise_captured(nodes, aligned, plain.seen)
-    notes = plain.lost, otherwise, plain.beside, host_note(plain.seen, plain.step_s)
+    notes = plain.lost, otherwise, plain.overlap, host_note(plain.seen, plain.step_s)
     return traced_step(
         name,
         nodes,
@@ -117,7 +117,7 @@ def profiled_step(name: str, plain: PlainRun, *, obstacle: str = "") -> Traced:
     Raises:
         DataError: It launches nothing.
     """
-    notes = [words for words in (plain.lost, plain.beside) if words]
+    notes = [words for words in (plain.lost, plain.overlap) if words]
     nodes = nodes_of(plain.seen)
     return traced_step(name, nodes, plain.seen, warnings=notes, obstacle=obstacle)
 

@@ -81,9 +81,10 @@ def traced_job(
         )
     profiles = _profiles(steps, last)
     places = shared_indices(last)
+    gpus = {each.gpu: GpuInfo(name=each.gpu or "CPU") for each in traces}
     job = Job(
         evidence=Evidence.MEASURED,
-        gpu=GpuInfo(name=traces[0].gpu or "CPU"),
+        gpu=gpus.pop(traces[0].gpu),  # a rank says which where it has another
         workload=workload,
         schedule="traced",
         microbatches=1 + max(task[2] for each in last for task in each.tasks if task),
@@ -93,9 +94,7 @@ def traced_job(
                 data=data,
                 tensor=tensor,
                 sequence=sequence,
-                gpu=None
-                if each.trace.gpu == traces[0].gpu
-                else GpuInfo(name=each.trace.gpu or "CPU"),
+                gpu=gpus.get(each.trace.gpu),
                 waiting=(Waiting(power_w=waiting_w or 0.0),),
                 instructions=tuple(_instructions(each, met_s[-1], alone=len(last) == 1)),
             )

@@ -406,7 +406,7 @@ def _on_host(events: Sequence[_Event]) -> tuple[list[Activity], list[Gathering],
 
 def _messages(events: Sequence[_Event], group: Sequence[int]) -> list[Message]:
     """Return transfers, in the order in which they were asked for."""
-    # A send or a receive is under way in the first kernel of such launched from then on: one by
+    # A send or a receive is under way in the first kernel of its kind launched from then on: one by
     # itself, or one that does several at once.
     asked = sorted((e for e in events if e["name"] in _TRANSFERS), key=lambda e: float(e["ts"]))
     kernels = [e for e in events if e.get("cat") in GPU and _is_pairwise(e)]

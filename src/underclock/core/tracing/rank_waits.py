@@ -105,13 +105,12 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
             found.append((max(each.begins_s for each in seen), least_s, list(overlaps)))
             continue
         where, exposed_s = list[_Where](), [least_s]
-        for (rank, _), each in zip(members, seen, strict=True):
-            at = rank.at(each.begins_s)
+        for rank, at, one in overlaps:
             where.append((rank, at, None))
             if at >= 0:
                 until_s = rank.pieces[at].ends_s
-                exposed_s.append(max(0.0, each.ends_s - max(each.begins_s, until_s)))
-                waited = each.begins_s, min(each.ends_s - least_s, until_s)
+                exposed_s.append(max(0.0, one.ends_s - max(one.begins_s, until_s)))
+                waited = one.begins_s, min(one.ends_s - least_s, until_s)
                 idle_s = waited[1] - waited[0] - _within_s(waited, rank.pieces[at].work)
                 # What is taken out for its host's sake, and for another wait, is not taken twice.
                 late = rank.pieces[at].late if rank.pieces[at].microbatch is not None else ()

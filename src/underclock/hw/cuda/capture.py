@@ -92,7 +92,7 @@ class Parts:
     @contextmanager
     def paused(self, what: str) -> Iterator[bool]:
         """Run the block between two parts; yield whether it is."""
-        if not self.capturing:  # before, after, or inside of another such block
+        if not self.capturing:  # before, after, or inside of another pause
             yield False
             return
         self.between[what] += 1

@@ -97,12 +97,6 @@ def put_handle(pointer: CArgument, index: int) -> int:
     return OK
 
 
-def index_of(handle: CArgument) -> int | None:
-    """Return the index in a handle; ``None`` in NULL."""
-    address = ctypes.cast(handle, ctypes.c_void_p).value
-    return None if address is None else address - 1
-
-
 def _has_room(count: CArgument, out: CArgument, wanted: int) -> bool:
     """Answer the question for a list's length; whether the caller brought room for the list."""
     room = behind(count).value

@@ -6,6 +6,7 @@ real GPU is the code that runs here. A call that it does not have is not found, 
 library.
 """
 
+import ctypes
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,6 @@ from underclock.hw.simulated.calls import (
     DeviceCall,
     DriverClock,
     bus_of,
-    index_of,
     put,
     put_handle,
     put_text,
@@ -112,10 +112,10 @@ class SimulatedDriver:
             return function(*arguments) if self._sessions else _UNINITIALIZED
 
     def _answer_for(self, call: DeviceCall, handle: CArgument, *arguments: CArgument) -> int:
-        index = index_of(handle)
-        if index is None or index >= len(self.gpus):
+        address = ctypes.cast(handle, ctypes.c_void_p).value  # as `put_handle` makes it
+        if address is None or address > len(self.gpus):
             return INVALID_ARGUMENT
-        gpu = self.gpus[index]
+        gpu = self.gpus[address - 1]
         code = call(self, gpu, *arguments)
         return _GPU_IS_LOST if gpu.lost else code  # before the call, or while it blocked
 
