@@ -168,7 +168,12 @@ class CudaLauncher(StepLauncher):
         parts = parts_of(round_.turns(), kernels | coload)
         if positions:
             # To the kernel itself: a memset that serves it may lie far before.
-            self.rewind(self.traced.groups[positions[0]].nodes[-1])
+            end = self.traced.groups[positions[0]].nodes[-1]
+            self.snapshot.restore_contents()
+            if end:
+                with chained(self.captured.nodes[:end]) as before_it:
+                    before_it(self._torch.cuda.current_stream().cuda_stream)
+                    wait_for_gpu(self._torch)
         if only is not None and only.name not in self._seen:
             self._inspect(only, kernels[0])
             self._seen.add(only.name)
@@ -193,15 +198,6 @@ class CudaLauncher(StepLauncher):
 
     def _nodes(self, position: int) -> list[GraphNode]:
         return [self.captured.nodes[i] for i in self.traced.groups[position].nodes]
-
-    def rewind(self, node: int) -> None:
-        """Put memory into the state it is in when the step reaches a node."""
-        self.snapshot.restore_contents()
-        stream = self._torch.cuda.current_stream()
-        if node:
-            with chained(self.captured.nodes[:node]) as before:
-                before(stream.cuda_stream)
-                wait_for_gpu(self._torch)
 
     def _views(self, nodes: Sequence[Any]) -> list[Any]:
         # Where a memset clears a counter for the kernel it serves, there is nothing to judge.
@@ -268,7 +264,18 @@ class EagerLauncher(StepLauncher):
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[CudaLoop]:
         """Keep running the whole step, or co-load by itself, from entry to exit."""
         round_ = Round.of(len(kernels), mix)
-        self._check(kernels[: round_.kernels], round_.mix)
+        step, names = self.traced.step, [kernel.name for kernel in kernels[: round_.kernels]]
+        if names and names != [step.kernels[index].name for index in step.order]:
+            raise NotSupportedError(
+                f"only the whole step can run: {step.obstacle}",
+                hint="trace it again and measure it into another file: it is then measured whole",
+            )
+        if round_.mix.after:
+            raise NotSupportedError(
+                "co-load cannot run between the launches of a step that is no graph: "
+                f"{step.obstacle}",
+                hint="with root, clocks are held instead: leave --grid steer away",
+            )
         self.pace.begin(tuple(kernel.name for kernel in kernels), mix)
         torch, steps = self._torch, round_.mix.launches if round_.kernels else 0
         coload = self._coload.coload_nodes(round_)
@@ -309,21 +316,6 @@ class EagerLauncher(StepLauncher):
         if self._watched:
             self._watched = False
             detach(self._torch)
-
-    def _check(self, kernels: Sequence[Kernel], mix: Mix) -> None:
-        step = self.traced.step
-        names = [kernel.name for kernel in kernels]
-        if kernels and names != [step.kernels[index].name for index in step.order]:
-            raise NotSupportedError(
-                f"only the whole step can run: {step.obstacle}",
-                hint="trace it again and measure it into another file: it is then measured whole",
-            )
-        if mix.after:
-            raise NotSupportedError(
-                "co-load cannot run between the launches of a step that is no graph: "
-                f"{step.obstacle}",
-                hint="with root, clocks are held instead: leave --grid steer away",
-            )
 
     def _means(
         self, launched: EagerRound, seen: Sequence[Sequence[TracedActivity]]

@@ -307,7 +307,22 @@ class CudaCoLoad:
     def hot(self) -> list[GraphNode]:
         """Return the nodes of one launch of the heater."""
         if not self._hot:
-            side, work = first_that_fits(self._torch, _SIDES, self._product)
+            for side in _SIDES:
+                try:
+                    work = self._product(side)
+                    break
+                except self._torch.OutOfMemoryError:
+                    pass  # and nothing of it is kept: its traceback would keep what was allocated
+                self._torch.cuda.empty_cache()
+            else:
+                free, total = self._torch.cuda.mem_get_info()
+                raise NoRoomError(
+                    f"the heater does not fit into memory: a product of {side}x{side} matrices "
+                    f"takes {_MATRICES * _BYTES * side**2 / _MIB:.0f} MiB besides the step, and "
+                    f"{free / _MIB:.0f} of {total / _MIB:.0f} MiB are free",
+                    hint="lower the batch, or end other processes on this GPU; idling needs no "
+                    "memory",
+                )
             self._hot = self._capture(work)
             if side != _SIDES[0]:
                 self._notes["co-load"] = (
@@ -354,22 +369,3 @@ class CudaCoLoad:
             work()
         self._kept += [graph, work]
         return list(walk(int(graph.raw_cuda_graph()), lambda _address: False))
-
-
-def first_that_fits(
-    torch: Any, sides: Iterable[int], make: Callable[[int], Callable[[], object]]
-) -> tuple[int, Callable[[], object]]:
-    """Make a product as large as memory allows."""
-    for side in sides:
-        try:
-            return side, make(side)
-        except torch.OutOfMemoryError:
-            pass  # and nothing of it is kept: its traceback would keep what was allocated
-        torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    raise NoRoomError(
-        f"the heater does not fit into memory: a product of {side}x{side} matrices takes "
-        f"{_MATRICES * _BYTES * side**2 / _MIB:.0f} MiB besides the step, and {free / _MIB:.0f} of "
-        f"{total / _MIB:.0f} MiB are free",
-        hint="lower the batch, or end other processes on this GPU; idling needs no memory",
-    )
