@@ -118,23 +118,19 @@ class PlacedRank:
         return round(min(max(share, 0.0), 1.0), _DIGITS)
 
     @cached_property
-    def _cuts(self) -> dict[int, list[float]]:
-        """Where each piece is cut: where an overlap begins, or is waited for."""
-        found = defaultdict[int, set[float]](lambda: {0.0, 1.0})
-        for at, some in self.overlaps.items():
-            found[at].update(self.done(at, each.begins_s) for each in some if at >= 0)
-            for each in some:
-                if each.until_s < self.ends_s[-1] and (later := self.at(each.until_s)) >= 0:
-                    found[later].add(self.done(later, each.until_s))
-        return {at: sorted(cuts) for at, cuts in found.items()}
-
-    @cached_property
     def items(self) -> list[LaidItem]:
         """The rank's instructions in order, once its meetings are known."""
+        # Where each piece is cut: where an overlap begins, or is waited for.
+        cuts = defaultdict[int, set[float]](lambda: {0.0, 1.0})
+        for at, some in self.overlaps.items():
+            cuts[at].update(self.done(at, each.begins_s) for each in some if at >= 0)
+            for each in some:
+                if each.until_s < self.ends_s[-1] and (later := self.at(each.until_s)) >= 0:
+                    cuts[later].add(self.done(later, each.until_s))
         items = list[LaidItem]()
         for at in range(-1, len(self.pieces)):
             begun = deque(sorted(self.overlaps.get(at, ()), key=lambda each: each.begins_s))
-            for done, following in pairwise(self._cuts.get(at, [0.0, 1.0]) if at >= 0 else ()):
+            for done, following in pairwise(sorted(cuts[at]) if at >= 0 else ()):
                 while begun and self.done(at, begun[0].begins_s) <= done:
                     items.append(LaidItem(at, overlap=begun.popleft()))
                 items.append(LaidItem(at, round(following - done, _DIGITS), done))

@@ -334,22 +334,16 @@ class Memory:
         at = bisect_right(self.stretches, (address, 2**64)) - 1
         return at >= 0 and address < self.stretches[at][1]
 
-    def extent(self, address: int) -> int:
-        """Return how many bytes behind an address surely belong to one allocation; 0 for none.
-
-        A capture reuses addresses, so of several allocations the one that ends first counts.
-        """
-        if not self.holds(address):
-            return 0
-        inside = (self.starts <= address) & (address < self.ends)
-        return int(self.ends[inside].min()) - address if inside.any() else 0
-
 
 def windows(torch: Any, memory: Memory, words: Sequence[int]) -> list[Any]:
     """Return views of what a kernel's pointers point at, each address once."""
     views = []
     for address in dict.fromkeys(words):
-        size = min(_WINDOW, memory.extent(address)) // 2 * 2
+        # A capture reuses addresses, so of several allocations the one that ends first counts.
+        inside = (memory.starts <= address) & (address < memory.ends)
+        known = memory.holds(address) and inside.any()
+        extent = int(memory.ends[inside].min()) - address if known else 0
+        size = min(_WINDOW, extent) // 2 * 2
         if size >= _LEAST_WINDOW and address % 2 == 0:
             # The form in which PyTorch takes another library's arrays.
             words_there = {"shape": (size // 2,), "typestr": "<i2", "data": (address, False)}
