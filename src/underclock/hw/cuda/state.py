@@ -17,8 +17,9 @@ import gc
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from inspect import unwrap
 from types import FunctionType, SimpleNamespace
 from typing import Any, Self
@@ -50,9 +51,10 @@ class Snapshot:
         import torch  # noqa: PLC0415 - the user's own
 
         self._torch = torch
-        self._containers = _Containers()
+        # Dictionaries and lists, by identity: each, and what it held.
+        self._containers: dict[int, tuple[Any, Any]] = {}
         for thing in holders(torch):
-            self._containers.keep(vars(thing))
+            self._keep(vars(thing))
         tensors = live_tensors(torch)
         leaves = [t for t in tensors if t.is_leaf and t.requires_grad]
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
@@ -60,19 +62,39 @@ class Snapshot:
             torch, tensors, known.contents if known else ()
         )
         function = unwrap(getattr(step, "__func__", step)) if callable(step) else None
-        self._variables = _Variables(function) if isinstance(function, FunctionType) else None
+        # What puts variables and random generators back, and their state.
+        self._rest: list[tuple[Callable[[Any], object], Any]] = []
+        owner: object = step
+        if isinstance(function, FunctionType):
+            # Simple variables that it may count in: its module's, and enclosed ones.
+            variables = function.__globals__
+            simple = {name: v for name, v in variables.items() if isinstance(v, _SIMPLE)}
+            self._rest.append((variables.update, simple))
+            for cell in function.__closure__ or ():
+                with suppress(ValueError):  # not filled yet
+                    if isinstance(cell.cell_contents, _SIMPLE):
+                        fill = partial(setattr, cell, "cell_contents")
+                        self._rest.append((fill, cell.cell_contents))
+            owner = getattr(step, "__self__", None)
         # A method counts in its object, and an object that is called in itself.
-        owner = step if self._variables is None else getattr(step, "__self__", None)
         if hasattr(owner, "__dict__"):
-            self._containers.keep(vars(owner))
-        # What puts each random generator's state back, and the state.
-        self._random: list[tuple[Callable[[Any], object], Any]] = [
+            self._keep(vars(owner))
+        self._rest += [
             (random.setstate, random.getstate()),
             (np.random.set_state, np.random.get_state()),  # noqa: NPY002 - what a step may use
             (torch.set_rng_state, torch.get_rng_state()),
         ]
         if torch.cuda.is_available():
-            self._random.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+            self._rest.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+
+    def _keep(self, value: object) -> None:
+        """Keep what a container holds, and what those in it hold; anything else is passed over."""
+        if not isinstance(value, dict | list) or id(value) in self._containers:
+            return
+        held = dict(value) if isinstance(value, dict) else list(value)
+        self._containers[id(value)] = value, held
+        for inner in held.values() if isinstance(held, dict) else held:
+            self._keep(inner)
 
     def move_to_host(self) -> bool:
         """Make room on the GPU; return whether there was any to make."""
@@ -92,13 +114,17 @@ class Snapshot:
         """Put everything back, once the GPU has done what it was given."""
         if self._torch.cuda.is_available():
             wait_for_gpu(self._torch)
-        self._containers.restore()
+        for value, held in self._containers.values():
+            value.clear()
+            if isinstance(value, dict):
+                for key, inner in held.items():
+                    value[key] = inner
+            else:
+                value.extend(held)
         for leaf, gradient in self._gradients:
             leaf.grad = gradient
         self.restore_contents()
-        if self._variables is not None:
-            self._variables.restore()
-        for put_back, state in self._random:
+        for put_back, state in self._rest:
             put_back(state)
 
 
@@ -121,51 +147,6 @@ def finally_unless_stuck(undo: Callable[[], None]) -> Iterator[None]:
         undo()
         raise
     undo()
-
-
-class _Containers:
-    """Dictionaries and lists, those in them included; what else they hold is shared."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[Any, Any]] = {}  # by identity: each, and what it held
-
-    def keep(self, value: object) -> None:
-        """Keep what a container holds, and what those in it hold; anything else is passed over."""
-        if not isinstance(value, dict | list) or id(value) in self._kept:
-            return
-        held = dict(value) if isinstance(value, dict) else list(value)
-        self._kept[id(value)] = value, held
-        for inner in held.values() if isinstance(held, dict) else held:
-            self.keep(inner)
-
-    def restore(self) -> None:
-        for value, held in self._kept.values():
-            value.clear()
-            if isinstance(value, dict):
-                for key, inner in held.items():
-                    value[key] = inner
-            else:
-                value.extend(held)
-
-
-class _Variables:
-    """The simple variables that a function may count in: its module's, and enclosed ones."""
-
-    def __init__(self, step: FunctionType) -> None:
-        self._globals = step.__globals__
-        self._simple = {k: v for k, v in self._globals.items() if isinstance(v, _SIMPLE)}
-        self._cells = []
-        for cell in step.__closure__ or ():
-            try:
-                if isinstance(cell.cell_contents, _SIMPLE):
-                    self._cells.append((cell, cell.cell_contents))
-            except ValueError:  # not filled yet
-                continue
-
-    def restore(self) -> None:
-        self._globals.update(self._simple)
-        for cell, value in self._cells:
-            cell.cell_contents = value
 
 
 def _alive(kinds: tuple[type, ...]) -> list[Any]:
