@@ -265,7 +265,7 @@ def flops_of(operator: str, shapes: str) -> float | None:
     return 2.0 * math.prod(sizes[0]) * sizes[1][-1] if sizes else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Pool:
     """Launches that are one kernel, or one whose size is another in another run."""
 
@@ -368,10 +368,5 @@ class _Growing:
             some = ranges.get(next(at))
             return f"{number[0]}({min(some)}-{max(some)})" if some else number[0]
 
-        return Pool(
-            members=tuple(self.members),
-            sizes=sizes,
-            median=median,
-            median_size=median_size,
-            shapes=_NUMBER.sub(mark, shapes[median]),
-        )
+        shown = _NUMBER.sub(mark, shapes[median])
+        return Pool(tuple(self.members), sizes, median, median_size, shown)

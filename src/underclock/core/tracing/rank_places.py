@@ -180,14 +180,11 @@ def placed_ranks(traces: Sequence[RankTrace], number: int) -> list[PlacedRank]:
     ids = sorted({p.microbatch for r in ranks for p in r.pieces if p.microbatch is not None})
     number_of = {each: at for at, each in enumerate(ids)}
     for rank in ranks:
-        # A piece outside all ranges may have waits between its parts: only its work counts.
-        rank.time_s = [
-            sum(ends_s - begins_s for begins_s, ends_s in piece.work)
-            if piece.microbatch is None
-            else piece.ends_s - piece.begins_s
-            for piece in rank.pieces
-        ]
         for piece in rank.pieces:
+            # A piece outside all ranges may have waits between its parts: only its work counts.
+            whole = piece.microbatch is not None
+            spans = ((piece.begins_s, piece.ends_s),) if whole else piece.work
+            rank.time_s.append(sum(ends_s - begins_s for begins_s, ends_s in spans))
             stage = rank.stage if piece.stage is None else piece.stage
             mb = None if piece.microbatch is None else number_of[piece.microbatch]
             rank.tasks.append(None if mb is None else (piece.kind, stage, mb))

@@ -32,7 +32,6 @@ class _Calls:
 
     @property
     def identities(self) -> tuple[str, ...]:
-        """What each launch is."""
         return tuple(map(identity, self.kernels))
 
     @property

@@ -35,7 +35,7 @@ _BESIDE = 0.01  # of the time that they take: less overlap with other launches c
 _LEAST_COPY_S = 1e-4  # shorter ones cut a pass for nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Streams:
     """What waits for what."""
 
@@ -152,12 +152,8 @@ def streams(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> S
         if place[earlier] < place[later] and end_s[earlier] <= start_s[later] + _SAME:
             found[later].add(earlier)
     ready_s = np.array([max((end_s[j] for j in mine), default=0.0) for mine in found])
-    return Streams(
-        duration_s=duration_s,
-        waits=tuple(tuple(sorted(mine)) for mine in found),
-        lag_s=start_s - ready_s,
-        order=tuple(order),
-    )
+    ordered = tuple(tuple(sorted(mine)) for mine in found)
+    return Streams(duration_s, ordered, start_s - ready_s, tuple(order))
 
 
 def with_shares(
