@@ -11,12 +11,7 @@ from typing import Any
 import msgspec
 
 from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
-from underclock.core.tracing.profile import (
-    HostTimeline,
-    activities,
-    captured_calls,
-    complete_events,
-)
+from underclock.core.tracing.profile import HostTimeline, activities, captured_calls
 from underclock.records.work import Node, Traced, TracedActivity
 
 _FACTS = frozenset(
@@ -53,7 +48,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def seen(self) -> tuple[TracedActivity, ...]:
         """What the GPU did in the plain run."""
-        return activities(HostTimeline(complete_events(self.trace)))
+        return activities(HostTimeline(self.trace))
 
     def traced(self, name: str) -> Traced:
         """Trace the step, as `underclock trace` does."""

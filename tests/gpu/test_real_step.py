@@ -5,7 +5,7 @@ Deselected unless asked for: `make gpu`.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,8 @@ def same(before: list[Any], after: list[Any]) -> bool:
     )
 
 
-@contextmanager
-def held_step(step: Callable[[], object], *, name: str) -> Iterator[CudaLauncher]:
-    with running_step(step, name=name) as launcher:
-        assert isinstance(launcher, CudaLauncher), launcher.traced.step.obstacle
-        yield launcher
+# Of steps that can be captured.
+held_step: Callable[..., AbstractContextManager[CudaLauncher]] = running_step  # type: ignore[assignment]
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ class PlainRun:
     """
 
     def __init__(self, trace: Mapping[str, Any], step_s: float | None = None) -> None:
-        host = HostTimeline(complete_events(trace))
+        host = HostTimeline(trace)
         self.step_s, self.lost = step_s, lost_note(trace)
         self.seen, self.overlap = with_shares(activities(host), stream_waits(host))
 
@@ -293,7 +293,8 @@ def assumed_step(name: str, trace: Mapping[str, Any], operators: Sequence[Operat
     """
     seen: list[TracedActivity] = []
     work: list[Operator] = []
-    for activity in activities(HostTimeline([*_as_launched(complete_events(trace))])):
+    launched = {"traceEvents": [*_as_launched(complete_events(trace))]}
+    for activity in activities(HostTimeline(launched)):
         operator = operators[int(activity.function)]
         work.append(operator)
         asked = {"operator": operator.name, "shapes": operator.shapes}

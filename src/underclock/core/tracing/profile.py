@@ -74,10 +74,10 @@ class _HostRange:
 
 
 class HostTimeline:
-    """What was open on the host at each launching call.
+    """What was open on the host at each launching call, by a trace in the Chrome format.
 
     Attributes:
-        events: All complete events of a trace in the Chrome format, host and GPU.
+        events: All complete ones, host and GPU.
         gpu: What the GPU did, in the order it was asked to.
         chains: Ranges around each call, outermost first, by correlation id.
         called_us: When each call began.
@@ -86,8 +86,8 @@ class HostTimeline:
         differentiated: Modules around the operator that was differentiated last.
     """
 
-    def __init__(self, events: Sequence[_Event]) -> None:
-        self.events = events
+    def __init__(self, trace: Mapping[str, Any]) -> None:
+        self.events = events = complete_events(trace)
         self.chains, self.called_us = dict[int, tuple[_HostRange, ...]](), dict[int, float]()
         self.backward_ends_us = self.optimizer_ends_us = -math.inf
         self.modules, self.differentiated = dict[int, tuple[str, ...]](), tuple[str, ...]()
@@ -246,7 +246,7 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     Captured calls run later, so that neither functions nor durations are known (empty, 0 s); what
     asked for each node is known exactly. What runs between two parts is no call of theirs.
     """
-    host = HostTimeline(complete_events(trace))
+    host = HostTimeline(trace)
     calls = [(event, kind) for event, kind, is_captured in launching(host.events) if is_captured]
     calls.sort(key=lambda call: float(call[0]["ts"]))
     return tuple(

@@ -337,7 +337,7 @@ def _named_pass(event: _Event) -> tuple[InstructionKind, int, int | None] | None
 
 def _on_gpu(sound: SoundTrace) -> tuple[list[Activity], list[Gathering], int]:
     """Return work and collectives, as they were asked for, and the stream that computes longest."""
-    host = HostTimeline(sound.events)
+    host = HostTimeline({"traceEvents": sound.events})
     seen = activities(host)
     main = main_stream(seen)
     copied = [is_copied_beside(one, main) for one in seen]
@@ -416,7 +416,7 @@ def _messages(events: Sequence[_Event], group: Sequence[int]) -> list[Message]:
             for event in sorted(kernels, key=lambda e: float(e["ts"]))
             if {"Dst Rank", "Src Rank"} & event.get("args", {}).keys()
         ]
-    called = HostTimeline(events).called_us
+    called = HostTimeline({"traceEvents": events}).called_us
     found = []
     for sends, operator in ((True, "c10d::send"), (False, "c10d::recv_")):
         under_way = kernels or [e for e in events if e["name"] == _TRANSFERS[operator]]

@@ -12,7 +12,6 @@ from underclock.core.tracing.captured import PlainRun, assumed_step, captured_st
 from underclock.core.tracing.profile import (
     HostTimeline,
     activities,
-    complete_events,
     launches_lost,
     lost_note,
     saw_all,
@@ -24,8 +23,7 @@ from underclock.records.work import LAUNCH_MARK, MODULE_MARK, Operator, TracedAc
 
 
 def seen(*events: dict[str, Any]) -> tuple[TracedActivity, ...]:
-    trace = {"traceEvents": [{"ph": "M", "name": "process_name"}, *events]}
-    return activities(HostTimeline(complete_events(trace)))
+    return activities(HostTimeline({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]}))
 
 
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -120,7 +118,7 @@ def test_a_wait_names_what_the_user_wrote() -> None:
 @pytest.mark.parametrize("trace", [{}, {"traceEvents": 3}, {"traceEvents": ["x"]}])
 def test_another_format_is_refused(trace: dict[str, object]) -> None:
     with pytest.raises(DataError, match="no list of trace events"):
-        complete_events(trace)
+        HostTimeline(trace)
 
 
 def test_what_an_optimizer_runs_as_a_closure_keeps_its_pass() -> None:

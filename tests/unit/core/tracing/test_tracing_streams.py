@@ -16,13 +16,7 @@ from rank_steps import RankStep, steps_s
 from recorded import Recording, read
 from underclock.arrays import Floats
 from underclock.core.tracing.captured import PlainRun, kernel_means_s, profiled_step
-from underclock.core.tracing.profile import (
-    HostTimeline,
-    activities,
-    bytes_of,
-    complete_events,
-    stream_waits,
-)
+from underclock.core.tracing.profile import HostTimeline, activities, bytes_of, stream_waits
 from underclock.core.tracing.streams import Streams, streams, with_shares
 from underclock.records import Kind, Pass
 from underclock.records.work import NodeKind, TracedActivity
@@ -101,9 +95,8 @@ def test_a_copy_in_another_stream_counts_for_what_of_it_is_waited_for() -> None:
     shared, said = with_shares(seen)
 
     assert [one.waited_for for one in shared] == [1.0, 1.0, 0.0, 0.5, 1.0, 1.0]
-    assert (said or "").startswith(
-        "copies take 2.9e+03 ms of the step, 1.9e+03 ms of these under other"
-    )
+    words = "copies take 2.9e+03 ms of the step, 1.9e+03 ms of these under other"
+    assert (said or "").startswith(words)
     _, both = with_shares((*seen, _launch(0.0, 0.5, _NETWORK, Pass.COMMUNICATION)))
     assert (both or "").startswith("collectives and copies take")
 
@@ -158,20 +151,15 @@ def _recording(name: str, rank: int) -> Recording:
 
 
 @cache
-def _host(name: str, rank: int) -> HostTimeline:
-    return HostTimeline(complete_events(_recording(name, rank).trace))
-
-
-@cache
 def _seen(name: str, rank: int) -> tuple[TracedActivity, ...]:
-    return activities(_host(name, rank))
+    return activities(HostTimeline(_recording(name, rank).trace))
 
 
 @cache
 def _rank(name: str, number: int) -> RankStep:
     seen = _seen(name, number)
     return RankStep(
-        streams=streams(seen, stream_waits(_host(name, number))),
+        streams=streams(seen, stream_waits(HostTimeline(_recording(name, number).trace))),
         collectives=tuple(i for i, one in enumerate(seen) if one.pass_ is Pass.COMMUNICATION),
     )
 

@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 from small_training import Noted
-from underclock.core.tracing.profile import HostTimeline, activities, complete_events
+from underclock.core.tracing.profile import HostTimeline, activities
 from underclock.hw.cuda.torch_step import named_modules
 from underclock.records.work import module_calls_text
 from underclock.runtime.trainer import page as pages
@@ -145,7 +145,7 @@ def test_every_place_of_a_step_that_was_traced_is_seen(
     step = make()
     for _ in range(2):
         step()
-    seen = activities(HostTimeline(complete_events(_traced(step, tmp_path))))
+    seen = activities(HostTimeline(_traced(step, tmp_path)))
     modules = [module_calls_text((*each.callers, each.module)) for each in seen]
     sites = sites_of(modules, [each.pass_ for each in seen])
     marks = Noted()
