@@ -158,7 +158,7 @@ def _copy(tensors: Sequence[_Tensor]) -> str:
 def _gradient(factors: Sequence[_Tensor], rows: set[str]) -> str:
     """Return what a product of the backward pass is the gradient of; empty where unknown."""
     # The gradient of a weight is summed over the rows that the forward pass multiplied by it, that
-    # of an input has such a row for each of them. Where sizes coincide, a transposed first factor
+    # of an input has one row for each of them. Where sizes coincide, a transposed first factor
     # marks the weight's.
     if len(factors) != _FACTORS or factors[0].sizes.count("x") != 1:
         return ""

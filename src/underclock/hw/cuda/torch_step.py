@@ -1,6 +1,6 @@
 """A user's training step, warmed up and profiled, on the stream on which it is captured.
 
-PyTorch's profiler looks on with modules named, our hooks kept quiet, and nothing left behind. A
+PyTorch's profiler looks on with modules named, our hooks kept quiet, and nothing stays behind. A
 step's operators are seen as PyTorch hands them to whatever device it runs on: a CPU will do.
 """
 
