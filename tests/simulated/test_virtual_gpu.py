@@ -5,6 +5,7 @@ import os
 import statistics
 from collections.abc import Iterator
 
+import numpy as np
 import pynvml
 import pytest
 from hypothesis import given, settings
@@ -23,13 +24,13 @@ from underclock.gpus.models import (
     reported_latency,
 )
 from underclock.hw import nvml
-from underclock.hw.base import Durations, Progress
+from underclock.hw.base import Durations, Progress, Turn
 from underclock.hw.nvml import NvmlGpu, shown_by_cuda
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.boards import GAIN_WITHIN, SimulatedCosts, heater
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import Rig, simulated_rig
-from underclock.hw.simulated.work import FaultKind
+from underclock.hw.simulated.work import FaultKind, LaunchLoop
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Kernel, Kind, MeasurementSettings, Mix, Step
 from underclock.testing import simulated_driver
@@ -166,6 +167,40 @@ def _timed(
         durations = loop.durations(for_s)
         rig.clock.sleep_s(0.5)
         return _rate_s(before, loop.progress()), durations, rig.device.core_mhz
+
+
+class _OneByOne(LaunchLoop):
+    """A loop whose launches the GPU does not count together."""
+
+
+@pytest.mark.parametrize("limit_w", [350.0, 150.0])
+def test_short_launches_counted_together_take_and_draw_what_they_do_one_by_one(
+    limit_w: float,
+) -> None:
+    random = np.random.default_rng(3)
+    kernels = [
+        KernelConstants(core_mcycles=core, dram_mcycles=memory, work_j_per_v2=60.0 * core / 1e3)
+        for core, memory in random.uniform(0.002, 0.1, (300, 2))
+    ]
+    turns = [Turn(number // 2, 1 + number % 3) for number in range(len(kernels))]
+    seen = []
+    for kind in (LaunchLoop, _OneByOne):
+        gpu = VirtualGpu(_MODEL, seed=0, unit=1)
+        gpu.limit_w = limit_w
+        loop = kind(tuple(kernels), *gpu.draw_noise(), tuple(turns))
+        gpu.run(loop)
+        gpu.advance(4.0)
+        took_s, done = np.array(loop.counted()).T
+        assert took_s.sum() == pytest.approx(loop.elapsed_s, rel=1e-9)
+        assert loop.completed_s / loop.launches == pytest.approx(4.0 / loop.launches, rel=0.02)
+        seen.append(
+            (loop.completed_s / loop.launches, gpu.energy_j, gpu.temperature_c, took_s, done)
+        )
+        assert gpu.capped == (limit_w < 200.0)
+
+    together, one_by_one = seen
+    for at, rel in enumerate((1e-6, 1e-4, 1e-3, 1e-3, 1e-3)):
+        assert together[at] == pytest.approx(one_by_one[at], rel=rel)
 
 
 def test_a_gpu_that_was_lost_for_a_moment_is_not_waited_for_for_ever(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from underclock.arrays import Floats
 from underclock.gpus.models import AMPERE, Bounds, GpuModel
 from underclock.hw.simulated.boards import (
     BOARDS,
@@ -28,6 +29,7 @@ from underclock.units import Domain
 
 _ROUNDING_S = 1e-12
 _SHORT = 0.25  # of the time between ticks, from which on rounds are worth counting at once
+_TOGETHER_S, _MANY = 5e-3, 32  # so many turns within that time are counted at once
 _NEAR_S = 1e-6  # before a tick of the power loop, from which on it is looked for
 _NEARLY_S = 1e-9  # a stride that ends so far from a tick of the power loop does not reach it
 _LONGEST_STRIDE_S = 2.5  # heat moves little meanwhile
@@ -369,7 +371,8 @@ class VirtualGpu:
         tick_s, no_tick_until_s = 0.0, now_s
         known: Mapping[int, LaunchCost] = {}  # what kernels cost at these clocks
         known_mhz, known_mem_mhz, costs = math.nan, 0, self._costs
-        short = not own and type(runs) is LaunchLoop
+        short = many = not own and type(runs) is LaunchLoop
+        sums: dict[tuple[float, int], Floats] = {}
         while True:
             if own:
                 self._decide()
@@ -377,14 +380,18 @@ class VirtualGpu:
             if ceiling_mhz < core_mhz:
                 longer *= 1.0 + lost * (core_mhz / ceiling_mhz - 1.0)
                 core_mhz = ceiling_mhz
-            kernel, mem_mhz = kernels[runs.position], self.mem_mhz
+            mem_mhz = self.mem_mhz
             if core_mhz != known_mhz or mem_mhz != known_mem_mhz or costs is not self._costs:
                 known_mhz, known_mem_mhz, costs = core_mhz, mem_mhz, self._costs
                 known = costs.known(core_mhz, mem_mhz)
-            if short and not (runs.position or runs.share):
+            if (short or many) and not runs.share:
                 until_tick_s = min(no_tick_until_s, until_s)
-                short = self._pass_rounds(runs, core_mhz, longer, until_tick_s)
+                if short and not runs.position:
+                    short = self._pass_rounds(runs, core_mhz, longer, until_tick_s)
+                if many:
+                    many = self._pass_turns(runs, sums, core_mhz, longer, until_tick_s)
                 now_s, energy_j, warm_c = self.now_s, self.energy_j, self.temperature_c
+            kernel = kernels[runs.position]
             cost = known.get(id(kernel)) or costs.at(kernel, core_mhz, mem_mhz)
             power_w = (cost.cold_w + cost.w_per_c * warm_c) * noise
             launch_s = cost.duration_s * longer
@@ -429,6 +436,37 @@ class VirtualGpu:
             self._account(rounds * round_s)
             runs.pass_rounds(rounds, each_s)
         return round_s < _SHORT * CAP_TICK_S
+
+    def _pass_turns(
+        self,
+        runs: LaunchLoop,
+        sums: dict[tuple[float, int], Floats],
+        core_mhz: float,
+        longer: float,
+        until_s: float,
+    ) -> bool:
+        """Let many short turns of a round pass at once; return whether turns are that short.
+
+        Args:
+            sums: By clocks: time in s, energy in J at 0 °C and in J a °C up to each turn of a
+                round, shape (3, turns + 1); the round's at these clocks is added.
+        """
+        if (core_mhz, self.mem_mhz) not in sums:
+            costs = [self._costs.at(kernel, core_mhz, self.mem_mhz) for kernel in runs.kernels]
+            both = zip(costs, runs.turns, strict=True)
+            each_s = np.array([cost.duration_s * turn.times for cost, turn in both])
+            power = np.array([(1.0, cost.cold_w, cost.w_per_c) for cost in costs]).T
+            sums[core_mhz, self.mem_mhz] = np.cumsum(np.pad(power * each_s, ((0, 0), (1, 0))), 1)
+        some, first = sums[core_mhz, self.mem_mhz], runs.position
+        within_s = min(until_s - self.now_s, _TOGETHER_S) / longer
+        end = int(np.searchsorted(some[0], some[0, first] + within_s, side="right")) - 1
+        if end - first >= _MANY:
+            took_s, cold_j, j_per_c = (some[:, end] - some[:, first]).tolist()
+            self.core_mhz = core_mhz
+            self.power_w = runs.power_noise * (cold_j + j_per_c * self.temperature_c) / took_s
+            self._account(longer * took_s)
+            runs.pass_turns(end, longer * np.diff(some[0, first : end + 1]))
+        return _MANY * some[0, -1] < _TOGETHER_S * len(runs.kernels)
 
     def _account(self, stride_s: float) -> None:
         """Let one stride pass: energy, heat, progress, and the power loop's part."""

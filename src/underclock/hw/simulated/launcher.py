@@ -60,7 +60,9 @@ class _VirtualLoop:
         if running is None:
             return Progress(launches=0, elapsed_s=0.0)
         return Progress(
-            launches=running.launches, elapsed_s=running.completed_s, work=sum(running.done)
+            launches=running.launches,
+            elapsed_s=running.completed_s,
+            work=sum(done for _, done in running.counted()),
         )
 
     def durations(self, for_s: float) -> Durations:
@@ -86,7 +88,7 @@ class _VirtualLoop:
         running = self.gpu.running
         if running is None:
             return {}
-        return dict(enumerate(zip(running.took_s, running.done, strict=True)))
+        return dict(enumerate(running.counted()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
+from underclock.arrays import Floats
 from underclock.hw.base import Turn
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, ThrottleReason
@@ -93,6 +96,7 @@ class LaunchLoop:
     turn: Turn = field(init=False)
     took_s: list[float] = field(init=False)  # in each place, waiting inside launches included
     done: list[float] = field(init=False)  # launches of each place; the last of them in part
+    _passed: Floats | None = field(init=False, default=None)  # by turn: time, and how often
     pids: tuple[int, ...] = field(init=False, default=())  # whose launches; none if this process's
     idle: bool = field(init=False, default=False)  # only a loop that is fed from outside runs out
     single: bool = field(init=False)  # nothing takes turns
@@ -131,6 +135,24 @@ class LaunchLoop:
             self.done[turn.place] += rounds * turn.times
         self.completed_s = self.elapsed_s = self.elapsed_s + rounds * math.fsum(each_s)
         self.launches += rounds
+
+    def pass_turns(self, end: int, each_s: Floats) -> None:
+        """Count whole turns up to that position, none begun, which take so long each."""
+        if self._passed is None:
+            self._passed = np.zeros((2, len(self.turns)))
+        self._passed[:, self.position : end] += each_s, np.ones(len(each_s))
+        self.elapsed_s += float(each_s.sum())
+        self.position = end - 1
+        self._end_turn()
+
+    def counted(self) -> list[tuple[float, float]]:
+        """Return time spent in each place and launches done, the last of them in part."""
+        if self._passed is not None:
+            for turn, (took_s, passed) in zip(self.turns, self._passed.T.tolist(), strict=True):
+                self.took_s[turn.place] += took_s
+                self.done[turn.place] += passed * turn.times
+            self._passed = None
+        return list(zip(self.took_s, self.done, strict=True))
 
     def _end_turn(self) -> None:
         self.share = 0.0
