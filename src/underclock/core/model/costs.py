@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from scipy.special import ndtri
@@ -187,8 +187,7 @@ class Costs:
         """
         if self.table.power_cap is not None:
             return self.predicted_schedule(setting[self.table.power_cap.order])
-        chosen = np.zeros(self.table.time_s.shape)
-        chosen[np.arange(len(setting)), setting] = 1.0
+        chosen = _Chosen(np.arange(len(setting)), setting, np.ones(len(setting)))
         (time, time_spread), (energy, energy_spread) = (self._change(q, chosen) for q in (0, 1))
         return PredictedChange(
             time_change=time,
@@ -210,9 +209,10 @@ class Costs:
             time, energy = self.locked_error
         spreads = [0.0, 0.0]
         if self.boards is None:
-            chosen = np.zeros(self.table.time_s.shape)
-            np.add.at(chosen, (cap_of(self.table).order, choice), 1.0)
-            chosen /= np.array([kernel.count for kernel in self.table.kernels])[:, None]
+            each = np.zeros(self.table.time_s.shape)
+            np.add.at(each, (cap_of(self.table).order, choice), 1.0)
+            each /= np.array([kernel.count for kernel in self.table.kernels])[:, None]
+            chosen = _Chosen(*np.nonzero(each), each[each > 0.0])
             spreads = [self._change(q, chosen)[1] for q in (0, 1)]
         change = PredictedChange(
             time_change=cost.time_change,
@@ -239,9 +239,10 @@ class Costs:
         each, spreads = self.table.launches, []
         for q, costs in enumerate((each.time_s, each.energy_j)):
             of = share_of_sum(chosen, costs) - share_of_sum(auto, costs)
-            variance = self._squares(self._sums(q, of))
+            kernels, settings = np.nonzero(of)
+            variance = self._squares(self._sums(q, kernels, settings, of[kernels, settings]))
             if self.of_setting is not None:
-                variance += _settings_variance(self.of_setting[q], of)
+                variance += float(((self.of_setting[q] * of.sum(axis=0)) ** 2).sum())
             spreads.append(math.sqrt(variance))
         return spreads[0], spreads[1]
 
@@ -253,9 +254,7 @@ class Costs:
         if self.boards is not None:
             return None
         table, every = self.table, np.arange(len(setting))
-        chosen = np.zeros(table.time_s.shape)
-        chosen[every, setting] = 1.0
-        here, factor = self._moved(0, chosen)
+        here, factor = self._moved(0, _Chosen(every, setting, np.ones(len(setting))))
         parts = np.where(np.isfinite(table.time_s), table.time_s, 0.0) / table.auto_time_s
         auto = factor * parts[:, [table.baseline]]
         # Kernel by kernel: a setting's own error less that of auto, which it is compared with.
@@ -271,7 +270,7 @@ class Costs:
             of_locked = parts**2 * own + of_auto + 2.0 * moves
             of_entries = np.where(locked, of_locked, (1.0 - factor) ** 2 * kept)
         if self.of_setting is not None:
-            alike = (chosen * parts).sum(axis=0)
+            alike = np.bincount(setting, parts[every, setting], parts.shape[1])
             of_entries = of_entries + self.of_setting[0] ** 2 * parts * (2.0 * alike + parts)
         change = self.predicted_change(setting)
         return TimeVariance(
@@ -288,59 +287,62 @@ class Costs:
 
     def hangs_on(self, setting: Ints) -> Floats:
         """Return the variance of energy saved that errors of each kernel alone make. Shape (K,)."""
-        chosen = np.zeros(self.table.time_s.shape)
-        chosen[np.arange(len(setting)), setting] = 1.0
+        chosen = _Chosen(np.arange(len(setting)), setting, np.ones(len(setting)))
         variance: Floats = (self._moved(1, chosen)[0] ** 2).sum(axis=1)
         return variance
 
-    def _change(self, q: int, chosen: Floats) -> tuple[float, float]:
+    def _change(self, q: int, chosen: "_Chosen") -> tuple[float, float]:
         """Return an expected change, cap apart, and its standard deviation."""
         costs = (self.table.time_s, self.table.energy_j)[q]
         total = math.fsum(costs[:, self.table.baseline])
-        at = np.nonzero(chosen)
-        change = math.fsum(chosen[at] * costs[at]) / total - 1.0
+        change = chosen.sum_of(costs) / total - 1.0
         variance = self._squares(self._moved(q, chosen)[0])
         if self.of_setting is not None:
-            fixed = self.table.fixed_j[:, None] if q else 0.0
-            own = np.where(chosen > 0.0, costs - fixed, 0.0)
-            variance += _settings_variance(self.of_setting[q], chosen * own / total)
+            shares = np.bincount(chosen.settings, self._own(q, chosen), costs.shape[1])
+            variance += float(((self.of_setting[q] * shares) ** 2).sum())
         if self.auto_spread is not None:
             # What a choice keeps of auto is that part of it, however long the step takes.
             locked = change + 1.0 - self._kept(q, chosen)
             variance += (locked * self.auto_spread[q]) ** 2
         return change, math.sqrt(variance)
 
-    def _kept(self, q: int, chosen: Floats) -> float:
+    def _own(self, q: int, chosen: "_Chosen") -> Floats:
+        """Return what each chosen entry is of auto's sum, but for what no clock changes."""
+        costs = (self.table.time_s, self.table.energy_j)[q]
+        own = costs[chosen.kernels, chosen.settings]
+        if q:
+            own = own - self.table.fixed_j[chosen.kernels]
+        each: Floats = chosen.weights * (own / math.fsum(costs[:, self.table.baseline]))
+        return each
+
+    def _kept(self, q: int, chosen: "_Chosen") -> float:
         """Return which part of auto a choice keeps: what stays at auto, and what none changes."""
         table = self.table
         costs = (table.time_s, table.energy_j)[q][:, table.baseline]
-        at_auto = chosen[:, table.baseline] * costs
-        fixed = (1.0 - chosen[:, table.baseline]) * table.fixed_j if q else np.zeros_like(costs)
-        return (math.fsum(at_auto) + math.fsum(fixed)) / math.fsum(costs)
+        is_auto = chosen.settings == table.baseline
+        stays = np.zeros(len(costs))
+        stays[chosen.kernels[is_auto]] = chosen.weights[is_auto]
+        fixed = (1.0 - stays) * table.fixed_j if q else np.zeros_like(costs)
+        return (math.fsum(stays * costs) + math.fsum(fixed)) / math.fsum(costs)
 
-    def _moved(self, q: int, chosen: Floats) -> tuple[Floats, float]:
+    def _moved(self, q: int, chosen: "_Chosen") -> tuple[Floats, float]:
         """Return how a change moves with each kernel's errors, (K, E), and auto's factor in it."""
         table = self.table
         costs = (table.time_s, table.energy_j)[q]
         auto = costs[:, table.baseline]
-        fixed = table.fixed_j[:, None] if q else 0.0
-        own = np.where(chosen > 0.0, costs - fixed, 0.0) / math.fsum(auto)
-        moved = self._sums(q, chosen * own)
+        moved = self._sums(q, chosen.kernels, chosen.settings, self._own(q, chosen))
         if self.auto_spread is None:
-            at = np.nonzero(chosen)
-            factor = math.fsum(chosen[at] * costs[at]) / math.fsum(auto)
+            factor = chosen.sum_of(costs) / math.fsum(auto)
         else:
             # The parts add up to the whole step: an error of one is an opposite one of the rest.
             factor = self._kept(q, chosen)
         share = (auto - (table.fixed_j if q else 0.0)) / math.fsum(auto)
         return moved - factor * share[:, None] * self.moves[q, :, table.baseline], factor
 
-    def _sums(self, q: int, weights: Floats) -> Floats:
-        """Return weighed sums of each kernel's columns. Shape (K, E)."""
-        kernels, settings = np.nonzero(weights)
-        sums = np.zeros((len(weights), self.moves.shape[-1]))
-        weighed = weights[kernels, settings, None] * self.moves[q, kernels, settings]
-        np.add.at(sums, kernels, weighed)
+    def _sums(self, q: int, kernels: Ints, settings: Ints, weights: Floats) -> Floats:
+        """Return sums of each kernel's columns, weighed by entry. Shape (K, E)."""
+        sums = np.zeros(self.moves.shape[1::2])
+        np.add.at(sums, kernels, weights[:, None] * self.moves[q, kernels, settings])
         return sums
 
     def _squares(self, moved: Floats) -> float:
@@ -349,7 +351,13 @@ class Costs:
         return float(shared @ shared + (moved[:, self.shared :] ** 2).sum())
 
 
-def _settings_variance(of_setting: Floats, shares: Floats) -> float:
-    """Return the variance that settings make by themselves. Shares are (K, S)."""
-    each = of_setting * shares.sum(axis=0)
-    return float(each @ each)
+class _Chosen(NamedTuple):
+    """Which entries of a table are chosen, and which part of a kernel's launches runs at each."""
+
+    kernels: Ints  # (N,)
+    settings: Ints  # (N,)
+    weights: Floats  # (N,)
+
+    def sum_of(self, costs: Floats) -> float:
+        """Return what they cost together."""
+        return math.fsum(self.weights * costs[self.kernels, self.settings])
