@@ -32,7 +32,6 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     Launch,
-    Objective,
     Pass,
     Plan,
     Segment,
@@ -43,7 +42,6 @@ from underclock.records import (
 from underclock.report import page, plan_details, plan_parts
 from underclock.report.answer import (
     auto_clock_sentence,
-    auto_plan_sentence,
     energy_parts,
     fixed_is_enough,
     fixed_sentence,
@@ -260,30 +258,6 @@ def choice(core_mhz: int | None, energy_change: float) -> Choice:
         auto_time_s=0.5,
         auto_energy_j=50.0,
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "end"),
-    [
-        ({"frontier": ()}, "at ≤ 0 % slower"),
-        (
-            {"frontier": (cost(-0.01, 0.02), cost(0.0, 0.0))},
-            "at 0.5, 1 and 2 % slower none are expected to either",
-        ),
-        (
-            {"max_slowdown": 0.01, "chosen": Strategy.BEST_FIXED},
-            "at 2 % slower about -12.0 % energy is expected, not promised",
-        ),
-        ({"max_slowdown": None, "objective": Objective.EDP, "frontier": ()}, "better for edp"),
-    ],
-)
-def test_an_auto_plan_names_only_slowdowns_that_were_not_asked_for(
-    changes: dict[str, object], end: str
-) -> None:
-    text = auto_plan_sentence(auto_plan(**changes))
-
-    assert text is not None
-    assert text.endswith(end)
 
 
 def planned(arm: Arm, **changes: object) -> Plan:

@@ -129,10 +129,6 @@ FIXED = OtherArm(
             CLOSE | {"further_repeats": 14},
             "inconclusive: about 14 more repeats would decide: energy",
         ),
-        (
-            {"verdict": Verdict.INCONCLUSIVE, "time_interval": None, "energy_interval": None},
-            "inconclusive: a single run of each has no spread: energy -14.53 % (\N{EN DASH})",
-        ),
     ],
 )
 def test_a_verdict_says_what_it_rests_on(changes: dict[str, object], start: str) -> None:

@@ -212,7 +212,8 @@ class Costs:
             each = np.zeros(self.table.time_s.shape)
             np.add.at(each, (cap_of(self.table).order, choice), 1.0)
             each /= np.array([kernel.count for kernel in self.table.kernels])[:, None]
-            chosen = _Chosen(*np.nonzero(each), each[each > 0.0])
+            kernels, settings = np.nonzero(each)
+            chosen = _Chosen(kernels, settings, each[kernels, settings])
             spreads = [self._change(q, chosen)[1] for q in (0, 1)]
         change = PredictedChange(
             time_change=cost.time_change,

@@ -466,7 +466,7 @@ class VirtualGpu:
             self.power_w = runs.power_noise * (cold_j + j_per_c * self.temperature_c) / took_s
             self._account(longer * took_s)
             runs.pass_turns(end, longer * np.diff(some[0, first : end + 1]))
-        return _MANY * some[0, -1] < _TOGETHER_S * len(runs.kernels)
+        return bool(_MANY * some[0, -1] < _TOGETHER_S * len(runs.kernels))
 
     def _account(self, stride_s: float) -> None:
         """Let one stride pass: energy, heat, progress, and the power loop's part."""
