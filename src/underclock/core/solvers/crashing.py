@@ -11,6 +11,7 @@ variables, P = E + 2 A + 2 Q amounts that are not negative.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,27 +72,6 @@ class _Program:
         slope_w = slope_w * problem.weight[self.of]
         self.units = float(self.length_s.mean()), float(-slope_w.min()) or 1.0
         self.cost = np.append(np.zeros(2 * len(self.shortest_s)), slope_w / self.units[1])
-
-    def rows(self) -> "tuple[scipy.sparse.csc_array, Floats]":
-        """Return what ends take longer than begins, by pieces; what begins after ends, by lags.
-
-        The first A rows equal their right side, the E rows after them are no less. Shapes
-        (A + E, V), (A + E,).
-        """
-        count, waits, pieces = len(self.shortest_s), len(self.lag_s), len(self.of)
-        each, after = np.arange(count), count + np.arange(waits)
-        entries = (
-            (-1.0, each, each),
-            (1.0, each, count + each),
-            (-1.0, self.of, 2 * count + np.arange(pieces)),
-            (1.0, after, self.waits_of),
-            (-1.0, after, count + self.waits_on),
-        )
-        values = np.concatenate([np.full(len(row), value) for value, row, _ in entries])
-        row, column = (np.concatenate([entry[at] for entry in entries]) for at in (1, 2))
-        shape = (count + waits, 2 * count + pieces)
-        sides: Floats = np.concatenate([self.shortest_s, self.lag_s]) / self.units[0]
-        return scipy.sparse.coo_array((values, (row, column)), shape=shape).tocsc(), sides
 
 
 class Interior:
@@ -194,7 +174,16 @@ class Interior:
         # The diagonal without cancellation: what rows sum to is known.
         across.setdiag(0.0)
         diagonal = source + links @ (sink / at_end) + across.sum(axis=1)
-        factor = _factored(scipy.sparse.diags_array(diagonal) - across, diagonal)
+        matrix, factor = scipy.sparse.diags_array(diagonal) - across, None
+        for more in (0.0, _ROUNDING):
+            if factor is None:
+                with suppress(RuntimeError):  # singular to rounding
+                    factor = scipy.sparse.linalg.splu(
+                        (matrix + scipy.sparse.diags_array(more * diagonal)).tocsc(),
+                        permc_spec="MMD_AT_PLUS_A",
+                        diag_pivot_thresh=0.0,
+                        options={"SymmetricMode": True},
+                    )
         if factor is None:  # pragma: no cover - singular to rounding, twice
             return None
 
@@ -215,21 +204,6 @@ class Interior:
         return step
 
 
-def _factored(matrix: Any, diagonal: Floats) -> Any:  # noqa: ANN401 - untyped
-    """Return factors of a matrix, or of one that rounding does not make singular."""
-    for more in (0.0, _ROUNDING):
-        try:
-            return scipy.sparse.linalg.splu(
-                (matrix + scipy.sparse.diags_array(more * diagonal)).tocsc(),
-                permc_spec="MMD_AT_PLUS_A",
-                diag_pivot_thresh=0.0,
-                options={"SymmetricMode": True},
-            )
-        except RuntimeError:  # pragma: no cover - singular to rounding
-            continue
-    return None  # pragma: no cover
-
-
 def _reach(amounts: Floats, more: Floats) -> float:
     """Return the part of a change, at most all, at which the first amount is 0."""
     return float(min(1.0, 1.0 / max((-more / amounts).max(), 1e-300)))
@@ -240,8 +214,22 @@ class Onwards:
 
     def __init__(self, problem: TradeoffProblem, highspy: Any) -> None:  # noqa: ANN401 - untyped
         self.program = program = _Program(problem)
-        rows, sides = program.rows()
-        count = len(program.shortest_s)
+        # What ends take longer than begins, by pieces, equals its side; what begins after ends, by
+        # lags, is no less. Shapes (A + E, V), (A + E,).
+        count, waits, pieces = len(program.shortest_s), len(program.lag_s), len(program.of)
+        each, after = np.arange(count), count + np.arange(waits)
+        entries = (
+            (-1.0, each, each),
+            (1.0, each, count + each),
+            (-1.0, program.of, 2 * count + np.arange(pieces)),
+            (1.0, after, program.waits_of),
+            (-1.0, after, count + program.waits_on),
+        )
+        values = np.concatenate([np.full(len(row), value) for value, row, _ in entries])
+        places = tuple(np.concatenate([entry[at] for entry in entries]) for at in (1, 2))
+        shape = (count + waits, 2 * count + pieces)
+        rows = scipy.sparse.coo_array((values, places), shape=shape).tocsc()
+        sides = np.concatenate([program.shortest_s, program.lag_s]) / program.units[0]
         model = highspy.HighsLp()
         model.num_row_, model.num_col_ = rows.shape
         model.col_cost_ = program.cost
@@ -286,13 +274,13 @@ class Onwards:
 
 def engine_of(problem: TradeoffProblem, *, times: int) -> Engine:
     """Return the solver that answers soonest for a number of times."""
-    if times > _FEW:
-        try:
-            import highspy  # noqa: PLC0415 - an extra
-        except ImportError:
-            return Interior(problem)
-        return Onwards(problem, highspy)
-    return Interior(problem)
+    if times <= _FEW:
+        return Interior(problem)
+    try:
+        import highspy  # noqa: PLC0415 - an extra
+    except ImportError:
+        return Interior(problem)
+    return Onwards(problem, highspy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from typing import Literal
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints, turned
+from underclock.arrays import Floats, Ints, turned
 from underclock.core.solvers.problems import DWELL_SLACK, SequenceProblem
 
 MOST_CLASSES = 4
@@ -99,8 +99,7 @@ def ring_of(
     pairs = np.ix_(settings, settings)
     # Classes come from all settings, whichever are kept: a bound must not depend on that.
     values = np.unique(problem.dwell_s[~np.eye(len(problem.dwell_s), dtype=np.bool_)])
-    if len(values) == 0:
-        values = np.zeros(1)
+    values = values if len(values) else np.zeros(1)
     levels, rounded = values, len(values) > MOST_CLASSES
     kind = np.searchsorted(levels, problem.dwell_s[pairs]).astype(np.int64)
     if rounded:
@@ -109,6 +108,20 @@ def ring_of(
         side: Literal["left", "right"] = "right" if down else "left"
         kind = np.searchsorted(levels, problem.dwell_s[pairs], side=side).astype(np.int64)
         kind = np.maximum(kind - int(down), 0)
+    lasts = np.zeros((len(settings), len(time) + 1))
+    np.cumsum(time.T, axis=1, out=lasts[:, 1:])
+    boundary = np.arange(len(time))
+    latest = np.empty((len(levels), len(settings), len(time)), dtype=np.int64)
+    for rows, level_s in zip(latest, levels.tolist(), strict=True):
+        need_s = level_s * (1.0 - DWELL_SLACK)
+        for s, last_s in enumerate(lasts):
+            at = last_s.searchsorted(last_s[1:] - need_s, side="right") - 1
+            at = np.minimum(np.maximum(at, 0), boundary)
+            if shut is not None:
+                # The item before which the setting was last not available.
+                past = np.maximum.accumulate(np.where(shut[:, s], boundary, -1))
+                at[(past >= 0) & (at <= past)] = len(time) + 1
+            rows[s] = at * len(settings) + s
     return Ring(
         time=time,
         energy=energy,
@@ -119,29 +132,9 @@ def ring_of(
         settings=settings,
         invocations=n,
         kind=kind,
-        latest=_latest_starts(time, shut, levels),
+        latest=latest.reshape(-1, len(time)).T.copy(),
         rounded=rounded,
     )
-
-
-def _latest_starts(time: Floats, shut: Bools | None, levels: Floats) -> Ints:
-    """Return `Ring.latest`. Shape (m, C S)."""
-    items, settings = time.shape
-    lasts = np.zeros((settings, items + 1))
-    np.cumsum(time.T, axis=1, out=lasts[:, 1:])
-    boundary = np.arange(items)
-    latest = np.empty((len(levels), settings, items), dtype=np.int64)
-    for rows, level_s in zip(latest, levels.tolist(), strict=True):
-        need_s = level_s * (1.0 - DWELL_SLACK)
-        for s, last_s in enumerate(lasts):
-            at = last_s.searchsorted(last_s[1:] - need_s, side="right") - 1
-            at = np.minimum(np.maximum(at, 0), boundary)
-            if shut is not None:
-                # The item before which the setting was last not available.
-                past = np.maximum.accumulate(np.where(shut[:, s], boundary, -1))
-                at[(past >= 0) & (at <= past)] = items + 1
-            rows[s] = at * settings + s
-    return latest.reshape(-1, items).T.copy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,9 +52,8 @@ class DualSearch:
     ring: Ring
     latest: float  # most time; finite
     most: int | None  # most switches; ``None`` for no limit
-    tolerance: float = 1e-7  # fraction of the bound by which it may still rise when the search ends
-    # most shortest paths that one multiplier, or a pair of them, is sought with
-    max_paths: int = 60
+    tolerance: float  # fraction of the bound by which it may still rise when the search ends
+    max_paths: int  # most, that one multiplier, or a pair of them, is sought with
     # setting that item 0 must have at both ends; ``None`` for any at either
     through: int | None = None
     paths: list[Path] = field(default_factory=list, init=False)
@@ -62,11 +61,6 @@ class DualSearch:
     time: float = field(default=0.0, init=False)
     switch: float = field(default=0.0, init=False)  # best multiplier of a switch so far, in joules
     bound: float = field(default=-math.inf, init=False)  # no cycle within the limits costs less
-
-    @property
-    def multiplied_limits(self) -> float:
-        """Return the limits times the best multipliers: the bound is a cycle's cost less this."""
-        return self.time * self.latest + self.switch * (self.most or 0)
 
     def run(self, start: float | None = None) -> bool:
         """Find the best multipliers, from a warm start of that of time if there is one.
@@ -89,12 +83,7 @@ class DualSearch:
             if slow is not None and high < math.inf:
                 break
             step **= _STEPS / 2
-        self._narrow(fast, slow or self.visit(0.0), low, high)
-        if self.most is not None and any(path.excess_switches > 0 for path in self.paths):
-            self._cut_planes()
-        return True
-
-    def _narrow(self, fast: Path, slow: Path, low: float, high: float) -> None:
+        slow = slow or self.visit(0.0)
         below, above = slow.excess_s, fast.excess_s
         for turn in range(self.max_paths):
             if slow.excess_s <= 0:
@@ -112,6 +101,9 @@ class DualSearch:
                 fast, high, above, below = here, time, here.excess_s, 0.5 * below
             else:
                 slow, low, below, above = here, time, here.excess_s, 0.5 * above
+        if self.most is not None and any(path.excess_switches > 0 for path in self.paths):
+            self._cut_planes()
+        return True
 
     def visit(self, time: float, switch: float = 0.0) -> Path:
         """Find the shortest path at some multipliers; keep these if their bound is the best."""
@@ -205,12 +197,9 @@ def search_multipliers(
     multiplier, settings = start
 
     def search_on(some: Ring) -> DualSearch:
+        latest, most = most_time(problem, ring), problem.max_switches
         return DualSearch(
-            ring=some,
-            latest=most_time(problem, ring),
-            most=problem.max_switches,
-            tolerance=tolerance,
-            max_paths=max_paths,
+            ring=some, latest=latest, most=most, tolerance=tolerance, max_paths=max_paths
         )
 
     for _ in range(_RESTARTS):
@@ -222,7 +211,8 @@ def search_multipliers(
             break
         lagrangian = lagrangian_of(ring, search.time, search.switch)
         least, choice = shortest_path(ring, lagrangian)
-        bound = least - lagrangian.error - search.multiplied_limits
+        limits = search.time * search.latest + search.switch * (search.most or 0)
+        bound = least - lagrangian.error - limits
         if bound >= search.bound - tolerance * abs(search.bound):
             return search, bound, choice
         multiplier = search.time
@@ -238,7 +228,7 @@ def most_time(problem: SequenceProblem, ring: Ring) -> float:
 
 
 def warm_start(
-    problem: SequenceProblem, ring: Ring, start: Items[Ints] = (), *, max_paths: int = 60
+    problem: SequenceProblem, ring: Ring, start: Items[Ints], *, max_paths: int
 ) -> tuple[float | None, Ints]:
     """Start with given schedules and the fastest, or with what a sample of a long ring leads to."""
     n = len(problem.order)

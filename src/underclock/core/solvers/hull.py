@@ -127,28 +127,21 @@ def trades(quanta: Quanta) -> Trades:
     )
 
 
-def supported(problem: Problem) -> tuple[Floats, Floats]:
+def supported(problem: Problem, steps: Trades | None = None) -> tuple[Floats, Floats]:
     """Return time in s and energy in J of every supported point, fastest first. Shape (T + 1,)."""
-    return _points(problem, trades(Quanta(problem)))
-
-
-def _points(problem: Problem, steps: Trades) -> tuple[Floats, Floats]:
-    """Cost every prefix of the trades. Shapes (T + 1,)."""
+    steps = steps or trades(Quanta(problem))
     rows = np.arange(len(steps.start))
     source, target = (steps.group, steps.source), (steps.group, steps.target)
     time_s = problem.time_s[target] - problem.time_s[source]
     energy_j = problem.energy_j[target] - problem.energy_j[source]
     first = problem.time_s[rows, steps.start].sum(), problem.energy_j[rows, steps.start].sum()
-    return (
-        np.cumsum(np.append(first[0], time_s)),
-        np.cumsum(np.append(first[1], energy_j)),
-    )
+    return np.cumsum(np.append(first[0], time_s)), np.cumsum(np.append(first[1], energy_j))
 
 
 def least_product(problem: Problem, *, power: int) -> Solution:
     """Minimise energy x time^power over all choices, ignoring the budget; exact."""
     steps = trades(Quanta(problem))
-    time_s, energy_j = _points(problem, steps)
+    time_s, energy_j = supported(problem, steps)
     best = steps.choice_after(int(np.argmin(energy_j * time_s**power)))
     return costed(problem, best, Status.OPTIMAL)
 

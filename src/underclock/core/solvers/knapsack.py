@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.solvers.hull import Quanta, Trades, trades
+from underclock.core.solvers.hull import Quanta, trades
 from underclock.core.solvers.problems import Effort, Problem, Solution, costed, infeasible
 from underclock.records import Status
 
@@ -155,8 +155,8 @@ class Tree:
     def _relaxed(self, fixed: dict[int, int]) -> SearchNode:
         """Solve the relaxed problem where groups are fixed, and offer a choice near it."""
         groups, settings = (np.array(list(each), np.int64) for each in (fixed, fixed.values()))
-        time, energy = self._beyond(groups, settings)
-        [taken], [less] = self._along(groups, np.array([self.spare - time.sum()]))
+        times, energies = self._beyond(groups, settings)
+        [taken], [less] = self._along(groups, np.array([self.spare - times.sum()]))
         fits = int(self.taken.searchsorted(taken, side="right")) - 1
         base = self.steps.choice_after(fits)
         base[groups] = settings
@@ -165,10 +165,26 @@ class Tree:
             base,
             fits,
             slack=int(taken - self.taken[fits]),
-            energy=int(energy.sum() + less - self.saved[fits]),
+            energy=int(energies.sum() + less - self.saved[fits]),
             rate=float(self.steps.rate[fits]) if fits < len(self.steps.rate) else 0.0,
         )
-        self._offer(node, *_greedy(self.steps, fits, node.slack, set(fixed)))
+        # Take what fits past the first trade that does not, best first.
+        steps, left, stuck, gained = self.steps, node.slack, set(fixed), 0
+        moves: dict[int, int] = {}
+        part = slice(fits, fits + _GREEDY_TRADES)
+        columns = (
+            each[part].tolist() for each in (steps.group, steps.target, steps.time, steps.energy)
+        )
+        for group, target, time, saved in zip(*columns, strict=True):
+            if group in stuck:
+                continue
+            if time <= left:
+                moves[group] = target
+                left -= time
+                gained -= saved
+            else:
+                stuck.add(group)
+        self._offer(node, moves, gained)
         return node
 
     def _offer(self, node: SearchNode, moves: dict[int, int], energy: int) -> None:
@@ -220,28 +236,14 @@ class Tree:
             if which >= 0 and energy[which] < ceiling:
                 ceiling, cheapest = int(energy[which]), (j, which)
         if cheapest:
-            self._offer(node, stages.retrace(trail, *cheapest), ceiling)
+            # Follow the label back to the root, collecting its moves.
+            moves: dict[int, int] = {}
+            last, which = cheapest
+            for j in range(last, -1, -1):
+                move, which = divmod(int(trail[j][which]), len(trail[j - 1]) if j else 1)
+                moves[int(stages.group[j])] = int(stages.setting[stages.first[j] + move])
+            self._offer(node, moves, ceiling)
         return node.energy + lost
-
-
-def _greedy(steps: Trades, fits: int, left: int, stuck: set[int]) -> tuple[dict[int, int], int]:
-    """Take what fits past the first trade that does not, best first; return it and its energy."""
-    moves: dict[int, int] = {}
-    energy = 0
-    part = slice(fits, fits + _GREEDY_TRADES)
-    columns = (
-        each[part].tolist() for each in (steps.group, steps.target, steps.time, steps.energy)
-    )
-    for group, target, time, saved in zip(*columns, strict=True):
-        if group in stuck:
-            continue
-        if time <= left:
-            moves[group] = target
-            left -= time
-            energy -= saved
-        else:
-            stuck.add(group)
-    return moves, energy
 
 
 class Stages:
@@ -278,14 +280,6 @@ class Stages:
             cost_ahead[:-1] = np.minimum.reduceat(cost, self.first[:-1])
             time[:-1] = np.minimum.reduceat(self.time, self.first[:-1])
         return cost_ahead[::-1].cumsum(axis=0)[::-1], time[::-1].cumsum()[::-1]
-
-    def retrace(self, trail: list[Origins], last: int, which: int) -> dict[int, int]:
-        """Follow a label back to the root, collecting its moves as setting by group."""
-        moves: dict[int, int] = {}
-        for j in range(last, -1, -1):
-            move, which = divmod(int(trail[j][which]), len(trail[j - 1]) if j else 1)
-            moves[int(self.group[j])] = int(self.setting[self.first[j] + move])
-        return moves
 
 
 def _extended(
