@@ -67,15 +67,14 @@ class Scatter:
 
     def drawn(self, choice: RowChoice) -> tuple[Floats, Floats]:
         """Return time in s and energy in J of an iteration in each draw. Shapes (D,)."""
-        if choice not in self._known:
-            self._known[choice] = self._drawn(choice.spread(self.stands))
-        return self._known[choice]
-
-    def _drawn(self, choice: RowChoice) -> tuple[Floats, Floats]:
+        if choice in self._known:
+            return self._known[choice]
+        known, choice = choice, choice.spread(self.stands)
         table, each = self.table, taken(self.table, choice, self.latency_s)
         if self.certain:
             time_s, energy_j = total(table, each)
-            return time_s[None], energy_j[None]
+            self._known[known] = time_s[None], energy_j[None]
+            return self._known[known]
         board, time, energy = self._draws
         at = table.planned
         pair, profile = table.pair[at], self._profile[table.pair[at]]
@@ -87,7 +86,8 @@ class Scatter:
             energy_j[:, at] += part * table.energy_error_j[pair, row] * energy[:, profile, row]
         time_s[:, at] *= board[:, table.network.rank[at]]
         time_s = np.maximum(time_s, _LEAST * each.time_s)
-        return total(table, replace(each, time_s=time_s, energy_j=energy_j))
+        self._known[known] = total(table, each._replace(time_s=time_s, energy_j=energy_j))
+        return self._known[known]
 
     def over(self, choice: RowChoice, max_slowdown: float, confidence: float) -> float:
         """Return by how much of auto's time a choice overruns a budget; 0 or less if it keeps it.
@@ -131,12 +131,6 @@ def scatters(table: JobTable, board_spread: float) -> bool:
     """Whether boards differ, or a row has an error."""
     errors = np.where(np.isfinite(table.time_s), table.time_error_s + table.energy_error_j, 0.0)
     return board_spread > 0.0 or bool(errors.any())
-
-
-def relative_error(table: JobTable) -> float:
-    """Return by what part a time is usually wrong."""
-    known = np.isfinite(table.time_s)
-    return float((table.time_error_s[known] / table.time_s[known]).mean())
 
 
 def reserved(table: JobTable, auto: RowChoice, part: float, scale: float) -> JobTable:

@@ -13,7 +13,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Ints
 from underclock.core.job.clock_choices import ENOUGH, Found, Ways
-from underclock.core.job.monte_carlo import Scatter, relative_error, reserved, scatters
+from underclock.core.job.monte_carlo import Scatter, reserved, scatters
 from underclock.core.job.tables import JobTable, RowChoice, shared, table_of
 from underclock.core.planning.best_choice import DEFAULT_SLOWDOWN
 from underclock.core.planning.latency_constrained import LATENCIES_S
@@ -99,10 +99,32 @@ def plan_job(job: Job, goal: JobGoal) -> JobPlan:
                 hint="give a profile with energy per clock (stage,instruction,frequency,time,"
                 "energy), or samples of one stage",
             )
-    return _Planner.of(job, goal).plan()
+    # Equal ranks are looked at once.
+    full = table_of(job)
+    table, stands = shared(job, full)
+    kinds = np.array([kind for rank in job.ranks for kind in _directions(rank)])
+    ways = Ways(
+        table=table,
+        kinds=tuple(kinds[np.unique(stands, return_index=True)[1]].tolist()),
+        latency_s=goal.latency_s,
+        dwell_s=goal.min_dwell_s,
+    )
+    rows = np.zeros(table.time_s.shape, dtype=bool)
+    for at, (_, name) in enumerate(table.pairs):
+        kept = usable(job.profiles[name])
+        rows[at, : len(kept)] = kept
+    certain = not scatters(table, goal.board_spread)
+    scatter = Scatter(
+        table=table if certain else full,
+        stands=np.arange(len(table.pair)) if certain else stands,
+        auto=ways.auto,
+        board_spread=goal.board_spread,
+        latency_s=goal.latency_s,
+    )
+    return _Planner(job, goal, full, stands, rows, ways, scatter).plan()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Planner:
     """One plan in the making."""
 
@@ -113,34 +135,6 @@ class _Planner:
     rows: Bools  # that may be used, (P, R)
     ways: Ways
     scatter: Scatter
-
-    @classmethod
-    def of(cls, job: Job, goal: JobGoal) -> "_Planner":
-        """Look at a job, equal ranks once."""
-        full = table_of(job)
-        table, stands = shared(job, full)
-        every = np.array([kind for rank in job.ranks for kind in _directions(rank)])
-        ways = Ways(
-            table=table,
-            kinds=tuple(every[np.unique(stands, return_index=True)[1]].tolist()),
-            latency_s=goal.latency_s,
-            dwell_s=goal.min_dwell_s,
-        )
-        rows = np.zeros(table.time_s.shape, dtype=bool)
-        for at, (_, name) in enumerate(table.pairs):
-            kept = usable(job.profiles[name])
-            rows[at, : len(kept)] = kept
-        certain = not scatters(table, goal.board_spread)
-        scatter = Scatter(
-            table=table if certain else full,
-            stands=np.arange(len(table.pair)) if certain else stands,
-            auto=ways.auto,
-            board_spread=goal.board_spread,
-            latency_s=goal.latency_s,
-        )
-        return cls(
-            job=job, goal=goal, full=full, stands=stands, rows=rows, ways=ways, scatter=scatter
-        )
 
     @property
     def budget_s(self) -> float:
@@ -236,13 +230,10 @@ class _Planner:
         longer_s = [each_s for each_s in LATENCIES_S if latency_s < each_s < most_s]
         if not longer_s:
             return {}
-        longer = replace(
-            self,
-            goal=replace(self.goal, latency_s=longer_s[0]),
-            ways=replace(self.ways, latency_s=longer_s[0]),
-            scatter=replace(self.scatter, latency_s=longer_s[0], _known={}),
-        )
-        return longer.compare()[0]
+        goal = replace(self.goal, latency_s=longer_s[0])
+        ways = replace(self.ways, latency_s=longer_s[0])
+        scatter = replace(self.scatter, latency_s=longer_s[0], _known={})
+        return replace(self, goal=goal, ways=ways, scatter=scatter).compare()[0]
 
     def aimed(self, rows: Bools) -> tuple[Ways, float]:
         """Return what finds clocks that keep the budget in the draws, and the time to aim at.
@@ -255,7 +246,9 @@ class _Planner:
             return self.ways, self.budget_s
         slower = 1.0 + self.goal.max_slowdown
         least_s = min(self.budget_s, self.budget_s / slower)
-        off = math.hypot(self.goal.board_spread, relative_error(self.ways.table)) * math.sqrt(2.0)
+        known, error_s = np.isfinite(self.ways.table.time_s), self.ways.table.time_error_s
+        error = float((error_s[known] / self.ways.table.time_s[known]).mean())
+        off = math.hypot(self.goal.board_spread, error) * math.sqrt(2.0)
         tried: list[tuple[float, Ways, float]] = []
         for deviations in _DEVIATIONS:
             table = reserved(self.ways.table, self.ways.auto, deviations * off, slower)

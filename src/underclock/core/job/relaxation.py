@@ -221,19 +221,28 @@ class Groups:
         cost_j = cost_j[self._columns]
         cuts: list[Floats] = []
         mixed = self._mixed(cost_j, budget_s, cuts)
-        start = None if mixed is None else self._faster(mixed)
-        most_s = budget_s * (1.0 + _ENOUGH)
-        if start is None or self._longest(self._only(start))[0] > most_s:
+        if mixed is None:
+            return None
+        # One variable of each group at which nothing is slower than in the mixture: the slowest of
+        # those; the fastest of all where mixing rows is faster than each.
+        (column, clock), cell_s, faster = self._columns, self._cell_s(mixed), []
+        for g in range(int(column.max()) + 1):
+            own = np.flatnonzero(column == g)
+            times_s = self._times_s[group == g][:, clock[own]]
+            late = (times_s > cell_s[group == g, None] * (1.0 + _ENOUGH)).any(axis=0)
+            sums_s = times_s.sum(axis=0)
+            best = sums_s.argmin() if late.all() else np.where(late, -np.inf, sums_s).argmax()
+            faster.append(own[best])
+        start, most_s = np.array(faster), budget_s * (1.0 + _ENOUGH)
+        if self._longest(self._only(start))[0] > most_s:
             return None
         while True:
             at = self._exchanged(start, cost_j, np.array(cuts), most_s)
             longest_s, cut = self._longest(self._only(at))
             if longest_s <= most_s * (1.0 + _ENOUGH):
                 clocks = np.where(self.of >= 0, self._columns[1][at][self.of], 0)
-                row = np.where(
-                    self.table.pair >= 0, self.table.at_clocks[self.table.pair, clocks], 0
-                )
-                return RowChoice.rows(row)
+                row = table.at_clocks[table.pair, clocks]
+                return RowChoice.rows(np.where(table.pair >= 0, row, 0))
             cuts.append(cut)
 
     def _mixed(self, cost_j: Floats, budget_s: float, cuts: list[Floats]) -> Floats | None:
@@ -268,23 +277,6 @@ class Groups:
         only = np.zeros(len(self._columns[0]))
         only[at] = 1.0
         return only
-
-    def _faster(self, mixed: Floats) -> Ints:
-        """Return one variable of each group at which nothing is slower than in a mixture.
-
-        The slowest of those; the fastest of all where mixing rows is faster than each.
-        """
-        group, clock = self._columns
-        at_group, cell_s = self._cells[1], self._cell_s(mixed)
-        faster = []
-        for g in range(int(group.max()) + 1):
-            own = np.flatnonzero(group == g)
-            times_s = self._times_s[at_group == g][:, clock[own]]
-            late = (times_s > cell_s[at_group == g, None] * (1.0 + _ENOUGH)).any(axis=0)
-            sums_s = times_s.sum(axis=0)
-            best = sums_s.argmin() if late.all() else np.where(late, -np.inf, sums_s).argmax()
-            faster.append(own[best])
-        return np.array(faster)
 
     def _exchanged(self, at: Ints, cost_j: Floats, cuts: Floats, most_s: float) -> Ints:
         """Return variables, (G,), made better by changing one or two groups while that helps."""

@@ -213,7 +213,7 @@ class _Profiles:
     shape: Layout
     splits: bool
     used: dict[str, Profile] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    warnings: dict[str, None] = field(default_factory=dict)
 
     def name(self, kind: InstructionKind, stage: int, chunk: int) -> str | None:
         """Return a profile's name; ``None`` where nothing like it was given."""
@@ -234,11 +234,11 @@ class _Profiles:
         parts = 1 if per_chunk or shape.chunks == 1 else shape.chunks
         if split and kind in {BACKWARD, WEIGHTS}:
             parts = 2
-            self._warn("no profile is of weights: half of each backward is taken for them, assumed")
+            words = "no profile is of weights: half of each backward is taken for them, assumed"
+            self.warnings[words] = None
         elif parts > 1:
-            self._warn(
-                f"a chunk is taken for one of {parts} even parts of its rank's stage, assumed"
-            )
+            words = f"a chunk is taken for one of {parts} even parts of its rank's stage, assumed"
+            self.warnings[words] = None
         if name not in self.used:
             profile = self.given[source]
             rows = (row.scaled(1.0 / parts) for row in profile.rows if not row.inside)
@@ -246,10 +246,6 @@ class _Profiles:
                 profile if parts == 1 else msgspec.structs.replace(profile, rows=tuple(rows))
             )
         return name
-
-    def _warn(self, sentence: str) -> None:
-        if sentence not in self.warnings:
-            self.warnings.append(sentence)
 
 
 def _meets(schedule: str, shape: Layout) -> bool:
@@ -275,7 +271,10 @@ class _Line:
         kind, m, chunk = task
         self._transfers(task)
         if kind is FORWARD and self._stage == 0 and chunk == 0 and self._shape.load_s:
-            self._fixed(InstructionKind.LOAD, self._shape.load_s, microbatch=m)
+            load_s = self._shape.load_s
+            self.instructions.append(
+                Instruction(kind=InstructionKind.LOAD, microbatch=m, time_s=load_s)
+            )
         if kind is BACKWARD and (
             name := self._profiles.name(InstructionKind.RECOMPUTE, self._stage, chunk)
         ):
@@ -291,7 +290,8 @@ class _Line:
         self._transfers(None)
         if self._shape.data > 1 and self._shape.reduce_s:
             meeting = -1 - (tensor * self._shape.stages + self._stage)
-            self._fixed(InstructionKind.COLLECTIVE, self._shape.reduce_s, meeting=meeting)
+            reduce_s, kind = self._shape.reduce_s, InstructionKind.COLLECTIVE
+            self.instructions.append(Instruction(kind=kind, time_s=reduce_s, meeting=meeting))
         name = self._profiles.name(InstructionKind.OPTIMIZER, self._stage, 0)
         if name is not None:
             self.instructions.append(Instruction(kind=InstructionKind.OPTIMIZER, profile=name))
@@ -330,23 +330,10 @@ class _Line:
         link = (self._replica * self._shape.stages + boundary) * 2 + (kind is FORWARD)
         meeting = link * self._shape.microbatches + m
         sends = (boundary == self._stage) == (kind is FORWARD)
-        self._fixed(
-            InstructionKind.SEND if sends else InstructionKind.RECEIVE,
-            self._shape.transfer_between_s(boundary, boundary + 1),
-            microbatch=m,
-            meeting=meeting,
-        )
-
-    def _fixed(
-        self,
-        kind: InstructionKind,
-        time_s: float,
-        *,
-        microbatch: int | None = None,
-        meeting: int | None = None,
-    ) -> None:
+        time_s = self._shape.transfer_between_s(boundary, boundary + 1)
+        way = InstructionKind.SEND if sends else InstructionKind.RECEIVE
         self.instructions.append(
-            Instruction(kind=kind, microbatch=microbatch, time_s=time_s, meeting=meeting)
+            Instruction(kind=way, microbatch=m, time_s=time_s, meeting=meeting)
         )
 
 

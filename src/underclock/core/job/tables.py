@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -155,8 +155,7 @@ class RowChoice:
         return RowChoice(self.row[of], self.then[of], self.share[of])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Taken:
+class Taken(NamedTuple):
     """What a choice makes of each instruction."""
 
     time_s: Floats  # (..., n)
@@ -178,18 +177,15 @@ def taken(table: JobTable, choice: RowChoice, latency_s: float = 0.0) -> Taken:
             time_s[at] += late_s
             energy_j[at] += late_j
     (after, talking), held = table.next_held, np.maximum(table.holder, 0)
-    before_w = table.wait_w[table.pair[held], choice.then[held]]
     after_w = table.wait_w[table.pair[after], choice.row[after]]
-    held_w = np.where(talking, after_w, before_w)
+    held_w = np.where(talking, after_w, table.wait_w[table.pair[held], choice.then[held]])
     auto_w = table.auto_wait_w[table.network.rank]
     held_w, ready_w = (np.where(table.holder >= 0, each, auto_w) for each in (held_w, after_w))
     power_w = np.where(np.isnan(table.power_w), held_w, table.power_w)
     energy_j = np.where(table.pair < 0, power_w * time_s, energy_j)
     further = table.network.stream > 0
     energy_j = np.where(further, np.maximum(energy_j - held_w * time_s, 0.0), energy_j)
-    return Taken(
-        time_s=time_s, energy_j=energy_j, wait_w=held_w, ready_w=ready_w, ready_s=latency_s
-    )
+    return Taken(time_s, energy_j, held_w, ready_w, latency_s)
 
 
 def _changes(
@@ -291,16 +287,16 @@ def table_of(job: Job) -> JobTable:
             is_auto = clocks.is_auto or not plain
             at_clocks[p, at] = profile.auto if is_auto else plain[int(away.argmin())]
     rest = np.array([each.kind is InstructionKind.REST for each in every])
-    auto_s = [instruction_s(job, each) for each in every]
+    talks = np.array([each.kind in TALKS for each in every])
     return JobTable(
         network=network,
         rank_weight=np.ones(len(job.ranks), dtype=np.int64),
         pair=np.array(pair),
         fixed_s=np.array([each.time_s or 0.0 for each in every]),
         power_w=np.array([np.nan if each.power_w is None else each.power_w for each in every]),
-        talks=np.array([each.kind in TALKS for each in every]),
+        talks=talks,
         rest=rest,
-        quiet=_quiet(network, np.array([each.kind in TALKS for each in every]), rest, auto_s),
+        quiet=_quiet(network, talks, rest, [instruction_s(job, each) for each in every]),
         auto_wait_w=np.array([rank.waiting_w(None) for rank in job.ranks]),
         pairs=tuple(pairs),
         auto=np.array([profile.auto for _, profile in profiles], dtype=np.int64),
