@@ -18,8 +18,8 @@ from steps_beside import AUTO_MHZ, MEM_MHZ, ORDER, STEADY_C, campaign_beside, st
 from underclock.arrays import Ints
 from underclock.core.model.costs import Costs, PredictedChange
 from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.planning.best_choice import Goal
-from underclock.core.planning.capped_choice import (
+from underclock.core.planning.best_choice import (
+    Goal,
     fastest,
     is_held,
 )
