@@ -312,10 +312,8 @@ class Adaptive(WindowPolicy):
                 yield self._kernel(kernel, fresh[int(self._random.integers(len(fresh)))])
 
     def _telling(self, fit: Estimate, samples: SampleSet, spent_s: float) -> list[Wanted]:
-        """Return the windows worth most; none where the promise is sharp enough already.
-
-        A board whose power wanders may not let it become so in a day.
-        """
+        """Return the windows worth most; none where the promise is sharp enough already."""
+        # A board whose power wanders may not let it become so in a day.
         if samples.is_exact:
             known = cost_table(samples, baseline=self._baseline)
             budgets = [goal.max_slowdown for goal in self._campaign.goals]
@@ -371,10 +369,9 @@ class Adaptive(WindowPolicy):
         return [*some, *steps]
 
     def _step_at_lock(self, fit: Estimate, samples: SampleSet) -> list[Wanted]:
-        """Return one more run of the whole step at a lock, where the cap holds it at auto.
-
-        It says what kernels sum up to in the step: at the fastest lock that the cap should let be.
-        """
+        """Return one more run of the whole step at a lock, where the cap holds it at auto."""
+        # It says what kernels sum up to in the step: at the fastest lock that the cap should let
+        # be.
         ran, table = samples.locked_steps, fit.costs.table
         free = [window for window in ran if is_free(window, table.auto_w)]
         done = len(free) >= _AT_LOCK or len(ran) >= 2 * _AT_LOCK or not self._whole

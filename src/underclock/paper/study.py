@@ -30,7 +30,7 @@ from underclock.arrays import Floats
 from underclock.campaign.grid import Campaign, Grid
 from underclock.campaign.progress import Tally
 from underclock.core.planning.best_choice import Goal
-from underclock.core.statistics.verdict import pair_changes
+from underclock.core.statistics.verdict import count_within, pair_changes
 from underclock.core.step.cost_table import waited_counts
 from underclock.errors import UsageError
 from underclock.hw.base import Measurer, parse_gpu
@@ -97,33 +97,20 @@ QUOTED = {
 """Every number by its name, without one of ours."""
 
 
-def change(name: str) -> Change:
-    """Return a change that is quoted in two numbers."""
-    return Change(
-        time_pct=QUOTED[f"{name}: time"].paper, energy_pct=QUOTED[f"{name}: energy"].paper
-    )
-
-
-def way(granularity: Granularity, objective: Objective, aggregate: Aggregate) -> str:
-    """Return what Table 2 calls a way of choosing."""
-    return f"{granularity}-level, {objective}, {aggregate}"
-
-
-TABLE2 = {
-    each: change(way(*each))
-    for each in itertools.product(
+TABLE2 = tuple(
+    itertools.product(
         (Granularity.PASS, Granularity.KERNEL),
         (Objective.EDP, Objective.WASTE),
         (Aggregate.LOCAL, Aggregate.GLOBAL),
     )
-}
+)
+"""Its ways of choosing."""
 REPEATS = int(QUOTED["repeats"].paper)  # of choices measured again
 BATCH_SIZE = int(QUOTED["batch"].paper)
 
 # That batch's clocks elsewhere. For the smallest batches only the extremes are given.
-BATCH = {8: change("batch 8")}
-TENSOR_PARALLEL = {degree: change(f"tensor parallel {degree}") for degree in (4, 8, 16)}
-
+BATCH = (8,)
+TENSOR_PARALLEL = (4, 8, 16)
 
 # In launch order; changes are in percent of the kernel's own.
 TABLE1 = tuple(
@@ -215,7 +202,7 @@ def run_study(conditions: Conditions) -> Study:
         cost = plans[objective, aggregate].arm(strategy).cost
         if cost is None:
             raise AssertionError("auto itself meets a strict budget")
-        ours |= _change(way(granularity, objective, aggregate), _percent(cost))
+        ours |= _change(f"{granularity}-level, {objective}, {aggregate}", _percent(cost))
     auto = {s.kernel: s.observed or AUTO for s in samples.samples if s.asked == AUTO}
     rows = table1_rows(discovered, auto)
     ours |= _table1(rows) | _validation(discovered, conditions) | _transfers(discovered, conditions)
@@ -337,7 +324,7 @@ def _validation(discovered: Plan, conditions: Conditions) -> _Ours:
         "pairs": time.size,
         **_change("mean of all pairs", mean),
         "discovered energy": 100.0 * promised,
-        "pairs that reach that energy": int(np.count_nonzero(energy <= promised + 1e-9)),
+        "pairs that reach that energy": count_within(energy, promised),
     }
 
 
@@ -371,7 +358,7 @@ def _transfers(discovered: Plan, conditions: Conditions) -> _Ours:
 
 def _carried(measurer: Measurer, discovered: Plan, kernels: Sequence[Kernel]) -> Change:
     """Return what the discovered clocks change of other kernels; one that they lack is at auto."""
-    known: Mapping[str, Choice] = discovered.kernels
+    known = discovered.kernels
     planned = [known[k.name].clocks if k.name in known else AUTO for k in kernels]
     counts = np.array([k.count for k in kernels])
     before, after = (
@@ -385,9 +372,8 @@ def _percent(change: Cost | Choice) -> Change:
     return Change(100.0 * change.time_change, 100.0 * change.energy_change)
 
 
-def _change(name: str, ours: Change | None) -> _Ours:
-    time_pct, energy_pct = ours or (None, None)
-    return {f"{name}: time": time_pct, f"{name}: energy": energy_pct}
+def _change(name: str, ours: Change) -> _Ours:
+    return {f"{name}: time": ours.time_pct, f"{name}: energy": ours.energy_pct}
 
 
 def table1_rows(
@@ -417,14 +403,8 @@ def table1_rows(
                 f"{kernel.count} x {kernel.name}"
             )
         choice = discovered.kernels[kernel.name]
-        rows.append(
-            (
-                paper.kernel,
-                choice,
-                _lowered(choice.clocks, auto[kernel.name]),
-                _lowered(paper.clocks, auto[kernel.name]),
-            )
-        )
+        ours, papers = (_lowered(one.clocks, auto[kernel.name]) for one in (choice, paper))
+        rows.append((paper.kernel, choice, ours, papers))
     return rows
 
 
@@ -459,14 +439,9 @@ def _ends(group: str, of: str, ours: Sequence[float]) -> _Ours:
 
 
 def _lowered(chosen: Clocks, auto: Clocks) -> frozenset[str]:
-    """Return which clocks a choice holds below those that were read under auto.
-
-    9501 MHz is a memory clock lowered only where auto runs a faster one. What was not read is not
-    lowered.
-    """
-    both = (
-        (_CORE, chosen.core_mhz, auto.core_mhz),
-        (_MEMORY, chosen.mem_mhz, auto.mem_mhz),
-    )
+    """Return which clocks a choice holds below those that were read under auto."""
+    # 9501 MHz is a memory clock lowered only where auto runs a faster one. What was not read is not
+    # lowered.
+    both = (_CORE, chosen.core_mhz, auto.core_mhz), (_MEMORY, chosen.mem_mhz, auto.mem_mhz)
     lower = (name for name, held, read in both if held is not None and held < (read or 0))
     return frozenset().union(*lower)

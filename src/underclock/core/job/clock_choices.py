@@ -170,12 +170,10 @@ class Ways:
 
     @cached_property
     def _units(self) -> tuple[Ints, Floats, Floats, Floats]:
-        """Units: parts of a pass that are too short for clocks of their own have them together.
-
-        All of a pass that a collective overlaps is one unit too. Of each instruction: the unit's
-        first instruction, what the unit takes at auto in s, how much of its work is done before
-        the instruction, and how much of it the instruction is. Shapes (n,).
-        """
+        """Units: parts of a pass that are too short for clocks of their own have them together."""
+        # All of a pass that a collective overlaps is one unit too. Of each instruction: the unit's
+        # first instruction, what the unit takes at auto in s, how much of its work is done before
+        # the instruction, and how much of it the instruction is. Shapes (n,).
         table = self.table
         ours = np.flatnonzero((table.pair >= 0) & (table.network.stream == 0))
         pair = table.pair[ours]
@@ -232,10 +230,8 @@ class Ways:
 
     @cached_property
     def _short(self) -> list[int]:
-        """Instructions that clocks may not change for, each after the one whose clock it keeps.
-
-        Of a rank whose instructions are all too short, all but the longest.
-        """
+        """Instructions that clocks may not change for, each after the one whose clock it keeps."""
+        # Of a rank whose instructions are all too short, all but the longest.
         table, short = self.table, list[int]()
         ours = (table.pair >= 0) & (table.network.stream == 0)
         least_s = np.where(ours, table.time_s.min(axis=1)[table.pair], 0.0) / self._units[3]

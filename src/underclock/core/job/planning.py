@@ -219,10 +219,8 @@ class _Planner:
         return found, points
 
     def slower(self, own: Found | None) -> Mapping[Strategy, Found]:
-        """Return what each way finds where changes take longer, for that keeps these rules too.
-
-        Nothing where what was found is proven to be near enough to the least.
-        """
+        """Return what each way finds where changes take longer, for that keeps these rules too."""
+        # Nothing where what was found is proven to be near enough to the least.
         gap = self.gap(own) if own else None
         if self.scatter.certain and (gap is None or gap <= ENOUGH):
             return {}
@@ -236,12 +234,10 @@ class _Planner:
         return replace(self, goal=goal, ways=ways, scatter=scatter).compare()[0]
 
     def aimed(self, rows: Bools) -> tuple[Ways, float]:
-        """Return what finds clocks that keep the budget in the draws, and the time to aim at.
-
-        Room is left after each instruction, for what it may be off by, where auto has some; for
-        what then still overruns the budget the aim is lower, down to auto's time, and for what then
-        stays well below it higher again.
-        """
+        """Return what finds clocks that keep the budget in the draws, and the time to aim at."""
+        # Room is left after each instruction, for what it may be off by, where auto has some; for
+        # what then still overruns the budget the aim is lower, down to auto's time, and for what
+        # then stays well below it higher again.
         if self.scatter.certain:
             return self.ways, self.budget_s
         slower = 1.0 + self.goal.max_slowdown
@@ -269,10 +265,8 @@ class _Planner:
         return ways, aim_s
 
     def over(self, choice: RowChoice) -> float:
-        """Return by how much of auto's time a choice overruns the budget, with confidence.
-
-        Where times have errors, the budget is kept to within the resolution of those errors.
-        """
+        """Return by how much of auto's time a choice overruns the budget, with confidence."""
+        # Where times have errors, the budget is kept to within the resolution of those errors.
         budget = self.goal.max_slowdown
         if not self.scatter.certain and not self.goal.board_spread:
             budget += TOLERANCE

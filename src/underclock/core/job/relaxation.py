@@ -147,10 +147,8 @@ def following(table: JobTable, choice: RowChoice) -> RowChoice:
 
 
 def _hull(time_s: Floats, cost_j: Floats) -> Ints:
-    """Return the corners of the lower convex hull of rows as it falls, fastest first.
-
-    Time is inf where there is no such row.
-    """
+    """Return the corners of the lower convex hull of rows as it falls, fastest first."""
+    # Time is inf where there is no such row.
 
     def is_above(a: int, b: int, c: int) -> bool:
         """Whether the middle of three corners is on or above the line through the outer two."""

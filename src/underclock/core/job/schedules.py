@@ -180,11 +180,9 @@ def _interleaved(shape: Layout, stage: int) -> list[_Task]:
 
 
 def _zero_bubble(shape: Layout, stage: int) -> list[_Task]:
-    """Return the order of ZB-H1: a later stage leaves its weights as many microbatches behind.
-
-    So each runs ahead by as many forwards as in 1F1B, and backwards go on to the stage before at
-    once; the weights left behind fill the end.
-    """
+    """Return the order of ZB-H1: a later stage leaves its weights as many microbatches behind."""
+    # So each runs ahead by as many forwards as in 1F1B, and backwards go on to the stage before at
+    # once; the weights left behind fill the end.
     count = shape.microbatches
     ahead = min(shape.stages - stage, count)
     order: list[_Task] = [(FORWARD, m, 0) for m in range(ahead)]
@@ -297,11 +295,9 @@ class _Line:
             self.instructions.append(Instruction(kind=InstructionKind.OPTIMIZER, profile=name))
 
     def _transfers(self, after: _Task | None) -> None:
-        """Add what is sent after the last task and received before the next.
-
-        In the steady part of 1F1B a forward that goes out and the backward that comes in over the
-        same boundary are one transfer: else two stages would each wait for the other to receive.
-        """
+        """Add what is sent after the last task and received before the next."""
+        # In the steady part of 1F1B a forward that goes out and the backward that comes in over the
+        # same boundary are one transfer: else two stages would each wait for the other to receive.
         before, self._last = self._last, after
         if not self._meets:
             return
@@ -316,10 +312,9 @@ class _Line:
                 self._transfer(*boundary)
 
     def _boundary(self, task: _Task | None, *, out: bool) -> tuple[int, _Task] | None:
-        """Return the boundary over which a task's result goes, or its input comes, and the task.
-
-        Forwards go on to the next stage, all else to the one before; ``None`` where there is none.
-        """
+        """Return the boundary over which a task's result goes, or its input comes, and the task."""
+        # Forwards go on to the next stage, all else to the one before; ``None`` where there is
+        # none.
         if task is None:
             return None
         boundary = self._stage if (task[0] is FORWARD) == out else self._stage - 1

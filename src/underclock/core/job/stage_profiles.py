@@ -267,10 +267,8 @@ class _Stage:
     def _under_cap(
         self, i: int, inside: Ints, outside: int, time_s: float, energy_j: float
     ) -> tuple[float, float]:
-        """Return what the cap and heat leave of a schedule inside an instruction.
-
-        The rest of the step is taken to run at one setting, ``outside``.
-        """
+        """Return what the cap and heat leave of a schedule inside an instruction."""
+        # The rest of the step is taken to run at one setting, ``outside``.
         table = self.table
         if table.power_cap is None:
             return time_s, energy_j

@@ -136,10 +136,8 @@ class _Search:
                 here, width = candidate, self._met(candidate).time_spread
 
     def in_part(self, table: CostTable, groups: Grouped) -> None:
-        """Take of choices that overrun the budget what it allows, group by group.
-
-        Those go back first that save least for what they are late by; some fit after all.
-        """
+        """Take of choices that overrun the budget what it allows, group by group."""
+        # Those go back first that save least for what they are late by; some fit after all.
         every, member = np.unique(groups.member, return_index=True)
         if self.best is None:
             self._keeps(np.full(len(groups.member), table.baseline))

@@ -102,10 +102,8 @@ def unchanged(kernels: Sequence[Kernel], order: Ints) -> Bools:
 
 
 def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats, Floats]:
-    """Return how long each change stalls, how long the segment before must be, and jitter.
-
-    Shapes (S, S).
-    """
+    """Return how long each change stalls, how long the segment before must be, and jitter."""
+    # Shapes (S, S).
     stall_s, calls_s, delay_s, variance = np.zeros((4, len(settings), len(settings)))
     for domain in Domain:
         clocks = [mhz_of(each, domain) for each in settings]

@@ -153,10 +153,8 @@ def _at_least(
     found: Candidate | None,
     stricter: Sequence[Ints],
 ) -> Candidate | None:
-    """Return what was found, or the best choice of stricter strategies where that is better.
-
-    A search for a margin, or below a cap, may miss what was found with less freedom.
-    """
+    """Return what was found, or the best choice of stricter strategies where that is better."""
+    # A search for a margin, or below a cap, may miss what was found with less freedom.
 
     def value(setting: Ints) -> float:
         cost = choice_cost(table, setting)

@@ -305,10 +305,8 @@ def _may_cross(problem: SequenceProblem, source: Ints, target: Ints) -> Bools:
 def _too_short(
     problem: SequenceProblem, inside: Ints, outside: Ints, begins: Ints, ends: Ints
 ) -> Bools:
-    """Return which windows lie within one segment of a choice and are shorter than its dwell.
-
-    Those that run round the wrap are left to the rules.
-    """
+    """Return which windows lie within one segment of a choice and are shorter than its dwell."""
+    # Those that run round the wrap are left to the rules.
     segment = np.cumsum(inside != turned(inside, 1))
     ends_s = np.append(0.0, np.cumsum(problem.time_s[problem.order, inside]))
     need_s = problem.dwell_s[inside[ends - 1], outside[ends]] * (1.0 - DWELL_SLACK)

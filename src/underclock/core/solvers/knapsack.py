@@ -292,12 +292,10 @@ def _extended(
     floor: Floats,
     most: int,
 ) -> tuple[Ints, Ints, Origins, float]:
-    """Make every move of a stage, (I,), from every label, (N,), and keep what may still win.
-
-    Of labels time ascends and energy falls; ``floor`` is what their Lagrangian costs lack of their
-    bounds, (M,). Returned are time, energy and the flat index (I, N) of move and parent of labels
-    that nothing dominates, and the least bound among those lost to ``most``.
-    """
+    """Make every move of a stage, (I,), from every label, (N,), and keep what may still win."""
+    # Of labels time ascends and energy falls; ``floor`` is what their Lagrangian costs lack of
+    # their bounds, (M,). Returned are time, energy and the flat index (I, N) of move and parent of
+    # labels that nothing dominates, and the least bound among those lost to ``most``.
     # Moves first, labels second: runs sorted by time, which a stable sort merges.
     time = (moves[0][:, None] + labels[0]).ravel()
     energy = (moves[1][:, None] + labels[1]).ravel()

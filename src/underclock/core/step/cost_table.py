@@ -329,10 +329,8 @@ def step_means(in_situ: Sequence[Window]) -> tuple[float, float]:
 def _means(
     sample_set: SampleSet, weights: Floats | None
 ) -> tuple[tuple[Clocks, ...], Floats, Floats]:
-    """Return the settings, and mean time and energy of one invocation, ``inf`` without a sample.
-
-    Means are those of `math.fsum`; most tables have one row of everything, and need none.
-    """
+    """Return the settings, and mean time and energy of one invocation, ``inf`` without a sample."""
+    # Means are those of `math.fsum`; most tables have one row of everything, and need none.
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     columns: dict[Clocks, int] = {}
     for sample in sample_set.samples:

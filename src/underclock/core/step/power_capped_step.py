@@ -352,10 +352,8 @@ def cap_of(table: CostTable) -> PowerCap:
 
 
 def _boost(table: CostTable, sample_set: SampleSet) -> int | None:
-    """Return the setting that stands for auto before the cap; ``None`` where it is not known.
-
-    It must be known of every kernel, and so must slower core clocks, for the cap may hold any.
-    """
+    """Return the setting that stands for auto before the cap; ``None`` where it is not known."""
+    # It must be known of every kernel, and so must slower core clocks, for the cap may hold any.
     known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
     locked = table.settings[:-1]
     for memory in memories_like_auto(locked, sample_set):

@@ -404,11 +404,9 @@ def _of_another_model(table: CostTable, apart: Floats) -> tuple[str, ...]:
 
 
 def _closing_error(known: Estimate, table: CostTable) -> tuple[float, float]:
-    """Return how unsure what the model misses of the known step at auto is, of another step.
-
-    Its own runs scatter; beyond that the miss may be the known step's own, or of any step; and what
-    a lag of the power loop makes of the new one is a model's.
-    """
+    """Return how unsure what the model misses of the known step at auto is, of another step."""
+    # Its own runs scatter; beyond that the miss may be the known step's own, or of any step; and
+    # what a lag of the power loop makes of the new one is a model's.
     was, now = known.costs.table.missed, table.missed
     pairs = (was.time, now.time), (was.energy, now.energy)
     spreads = known.costs.auto_spread or (0.0, 0.0)

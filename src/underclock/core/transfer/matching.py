@@ -85,11 +85,9 @@ def work_of(kernels: Sequence[Kernel]) -> Floats:
 
 
 def _bytes_of(kernel: Kernel) -> float | None:
-    """Return what a launch moves; of a traced one what its inputs hold, ``None`` where unknown.
-
-    Outputs are as large as inputs or smaller; what is the same share of both sizes of a role does
-    not change how its cost goes with them.
-    """
+    """Return what a launch moves; of a traced one what its inputs hold, ``None`` where unknown."""
+    # Outputs are as large as inputs or smaller; what is the same share of both sizes of a role does
+    # not change how its cost goes with them.
     if kernel.bytes_moved or kernel.launch is None:
         return kernel.bytes_moved
     total = 0
