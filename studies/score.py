@@ -119,10 +119,12 @@ def cost_at(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
     """
     columns = []
     for k, kernel in enumerate(table.kernels):
-        column = table.column(wanted[kernel.name])
-        if column is None or not math.isfinite(table.time_s[k, column]):
+        clocks = wanted[kernel.name]
+        if clocks not in table.settings:
             raise KeyError(kernel.name)
-        columns.append(column)
+        columns.append(table.settings.index(clocks))
+        if not math.isfinite(table.time_s[k, columns[-1]]):
+            raise KeyError(kernel.name)
     return choice_cost(table, np.array(columns))
 
 

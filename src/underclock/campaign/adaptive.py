@@ -1,6 +1,7 @@
 """An adaptive campaign: a few clock pairs for all kernels, then samples by their value."""
 
 import dataclasses
+import itertools
 import math
 import zlib
 from collections import Counter
@@ -185,11 +186,18 @@ class Adaptive(WindowPolicy):
                 samples, baseline=self._baseline, before=self._estimate, unvisited=True
             )
         except CannotFitError:
-            return self._in_random_order(self._more())
+            # One new clock pair a kernel, where samples are too few to fit.
+            more = []
+            for kernel in self._kernels:
+                fresh = [
+                    c
+                    for c in self._settings
+                    if not self._taken[kernel.name, c] and self._bench.can_measure(kernel, c)
+                ]
+                if fresh:
+                    more.append(_alone(kernel, fresh[int(self._random.integers(len(fresh)))]))
+            return self._in_random_order(more)
         return self._telling(self._estimate, samples, spent_s)
-
-    def _kernel(self, kernel: Kernel, clocks: Clocks) -> Wanted:
-        return Wanted(kernel.name, asked=clocks, timed=False)
 
     def _not_yet(self, wanted: Iterable[Wanted]) -> Iterator[Wanted]:
         return (one for one in wanted if not self._taken[one.kernel, one.asked])
@@ -210,7 +218,7 @@ class Adaptive(WindowPolicy):
 
     def _at_auto(self, samples: SampleSet, spent_s: float) -> list[Wanted]:
         """Return what is missing of the step and its kernels at auto, to which all is compared."""
-        kernels = list(self._not_yet(self._kernel(each, self._baseline) for each in self._kernels))
+        kernels = list(self._not_yet(_alone(each, self._baseline) for each in self._kernels))
         steps = WHOLE_STEPS if self._whole else 0
         looks = first_looks(self._recorder.samples, self._campaign, whole=self._whole)
         hurried = (
@@ -271,18 +279,16 @@ class Adaptive(WindowPolicy):
 
     def _shared(self, samples: SampleSet, _spent_s: float) -> Iterator[Wanted]:
         """Return the clock pairs that every kernel starts with, or as many as are allowed."""
-        if self._first is None:  # what the GPU boosts to is known by now
-            self._first = self._design(ceiling_mhz(samples.samples))
-        return self._not_yet(self._first)
-
-    def _design(self, top_mhz: float) -> list[Wanted]:
+        if self._first is not None:
+            return self._not_yet(self._first)
+        self._first, top_mhz = [], ceiling_mhz(samples.samples)  # known by now
         locked = [
             clocks
             for clocks in self._settings
             if clocks != self._baseline and clocks.core_mhz and clocks.core_mhz <= top_mhz
         ]
         if not locked:
-            return []
+            return iter(())
         top = max([float(c.core_mhz) for c in locked if c.core_mhz] or [1.0])
         core = np.array([float(c.core_mhz or top) for c in locked])
         mem = np.array([float(c.mem_mhz or 1.0) for c in locked])
@@ -291,25 +297,13 @@ class Adaptive(WindowPolicy):
         chosen = spread_out(core, mem, points)
         settings = [locked[i] for i in chosen.tolist()]
         per_kernel = _points_each(self._campaign, len(self._kernels), points)
-        wanted = []
         for k, kernel in enumerate(self._kernels):
             # Where each gets few, kernels get different ones: what they share is learned from all.
             rotated = [settings[(k + i) % len(settings)] for i in range(len(settings))]
             mine = settings if per_kernel >= len(settings) else rotated
             answers = [c for c in mine if self._bench.can_measure(kernel, c)]
-            wanted += [self._kernel(kernel, clocks) for clocks in answers[:per_kernel]]
-        return wanted
-
-    def _more(self) -> Iterator[Wanted]:
-        """Return one new clock pair a kernel, where samples are too few to fit."""
-        for kernel in self._kernels:
-            fresh = [
-                c
-                for c in self._settings
-                if not self._taken[kernel.name, c] and self._bench.can_measure(kernel, c)
-            ]
-            if fresh:
-                yield self._kernel(kernel, fresh[int(self._random.integers(len(fresh)))])
+            self._first += [_alone(kernel, clocks) for clocks in answers[:per_kernel]]
+        return self._not_yet(self._first)
 
     def _telling(self, fit: Estimate, samples: SampleSet, spent_s: float) -> list[Wanted]:
         """Return the windows worth most; none where the promise is sharp enough already."""
@@ -340,17 +334,13 @@ class Adaptive(WindowPolicy):
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL, len(samples.samples) // _MORE)
         value, settings = worth.max(axis=1), fit.costs.table.settings
         best = [k for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
-        wanted = [self._kernel(self._kernels[k], settings[worth[k].argmax()]) for k in best]
-        reference: list[Wanted] = []
+        wanted = [_alone(self._kernels[k], settings[worth[k].argmax()]) for k in best]
         if self._runs:
             longest = int(np.argmax(fit.costs.table.energy_j[:, -1]))
             kernel = self._kernels[longest]
-            seen = [
-                c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto
-            ]
-            reference = [self._kernel(kernel, seen[0])] if seen else []
+            seen = (c for name, c in self._taken if name == kernel.name and not c.is_auto)
+            wanted += [_alone(kernel, c) for c in itertools.islice(seen, 1)]
         # The kernels to run at auto once more, where no whole step says what it costs.
-        baseline_again: list[Wanted] = []
         if not (self._whole or samples.is_exact) and self._rests_on_baseline(fit):
             variance = _auto_variance(fit)
             again = [
@@ -360,8 +350,7 @@ class Adaptive(WindowPolicy):
                 and self._has_more(self._kernels[k], self._baseline)
             ]
             few = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
-            baseline_again = [self._kernel(self._kernels[k], self._baseline) for k in again[:few]]
-        wanted += [*reference, *baseline_again]
+            wanted += [_alone(self._kernels[k], self._baseline) for k in again[:few]]
         some = self._in_random_order(wanted)
         if some and self._whole and self._rests_on_baseline(fit):
             # Kernels one by one leave the GPU cooler than the step does.
@@ -400,6 +389,10 @@ class Adaptive(WindowPolicy):
         if fit.costs.auto_spread is not None:
             spread2 = fit.costs.auto_spread[1] ** 2
         return spread2 > _BASELINE_PART * self._unsure**2
+
+
+def _alone(kernel: Kernel, clocks: Clocks) -> Wanted:
+    return Wanted(kernel.name, asked=clocks, timed=False)
 
 
 def _auto_variance(fit: Estimate) -> Floats:

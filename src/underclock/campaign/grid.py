@@ -111,7 +111,8 @@ class Campaign:
                 "time budgets are fractions above -1 and below 1, such as 0.01 for 1 %, and at "
                 f"least one; got {self.slowdowns}"
             )
-        if self._has_budget and not (self.may_adapt and self.clocks is not ClockControl.STEER):
+        adapts = self.may_adapt and self.clocks is not ClockControl.STEER
+        if self.slowdowns != SLOWDOWNS and not adapts:
             raise UsageError(
                 "only an adaptive campaign at held clocks measures for a time budget: grids and "
                 "steering measure for every plan"
@@ -122,23 +123,20 @@ class Campaign:
         """What the plans that an adaptive campaign measures for minimise."""
         return tuple(Goal(max_slowdown=each) for each in self.slowdowns)
 
-    @property
-    def _has_budget(self) -> bool:
-        """Whether time budgets other than the usual are measured for."""
-        return self.slowdowns != SLOWDOWNS
-
     def check_goal(self, measurer: Measurer) -> None:
         """Refuse a time budget that a measurer cannot measure for.
 
         Raises:
             UsageError: All plans get the same samples there, or nothing can be learned of this one.
         """
-        if self._has_budget and self.on(measurer) is not Grid.ADAPTIVE:
+        if self.slowdowns == SLOWDOWNS:
+            return
+        if self.on(measurer) is not Grid.ADAPTIVE:
             raise UsageError(
                 "the table is replayed whole, so it is not measured for a time budget",
                 hint="--max-samples N takes the rows that such a plan hangs on",
             )
-        if self._has_budget and self.steers(measurer):
+        if self.steers(measurer):
             raise UsageError(
                 "clocks are steered here, and steering does not measure for a time budget: its "
                 "samples serve every plan",
@@ -204,14 +202,18 @@ def settings_of(measurer: Measurer, campaign: Campaign) -> tuple[Clocks, ...]:
         listed = sorted(measurer.core_clocks(), reverse=True)
         return (AUTO, *(Clocks(core_mhz=mhz) for mhz in listed))
     offered = measurer.settings()
-    cores = _core_grid(offered, campaign, measurer)
+    wanted, listed = campaign.core_mhz, sorted({c.core_mhz for c in offered if c.core_mhz})
+    coarse = campaign.on(measurer) is Grid.COARSE and Capability.RUN in measurer.capabilities
+    if coarse and listed and not wanted:
+        steps = range(listed[0], listed[-1] + 1, _COARSE_STEP_MHZ)
+        wanted = (None, *(min(listed, key=lambda c: abs(c - mhz)) for mhz in steps))
     chosen = [
         clocks
         for clocks in offered
         if clocks == AUTO
         or (
-            _wanted(clocks.core_mhz, campaign.core_mhz, cores)
-            and _wanted(clocks.mem_mhz, campaign.mem_mhz, None)
+            (not wanted or clocks.core_mhz in wanted)
+            and (not campaign.mem_mhz or clocks.mem_mhz in campaign.mem_mhz)
         )
     ]
     for name, asked in (("core", campaign.core_mhz), ("memory", campaign.mem_mhz)):
@@ -228,26 +230,6 @@ def settings_of(measurer: Measurer, campaign: Campaign) -> tuple[Clocks, ...]:
     return tuple(
         sorted(chosen, key=lambda clocks: (not clocks.is_auto, *(-r for r in clocks.rank)))
     )
-
-
-def _core_grid(
-    offered: Sequence[Clocks], campaign: Campaign, measurer: Measurer
-) -> frozenset[int | None] | None:
-    if campaign.on(measurer) is not Grid.COARSE or Capability.RUN not in measurer.capabilities:
-        return None
-    cores = sorted({c.core_mhz for c in offered if c.core_mhz is not None})
-    if not cores:
-        return None
-    wanted = range(cores[0], cores[-1] + 1, _COARSE_STEP_MHZ)
-    return frozenset([None, *(min(cores, key=lambda c: abs(c - mhz)) for mhz in wanted)])
-
-
-def _wanted(
-    mhz: int | None, asked: tuple[int | None, ...], grid: frozenset[int | None] | None
-) -> bool:
-    if asked:
-        return mhz in asked
-    return grid is None or mhz in grid
 
 
 def survey(
@@ -269,17 +251,21 @@ def survey(
     settings = settings_of(measurer, campaign)
     unlockable: tuple[str, ...] = ()
     steered = campaign.steers(measurer)
-    if adaptive and Capability.RUN in measurer.capabilities and not steered:
-        settings, unlockable = _that_lock(measurer, settings)
+    first = next((clocks for clocks in settings if clocks.mem_mhz is not None), None)
+    if first and adaptive and Capability.RUN in measurer.capabilities and not steered:
+        try:
+            with measurer.hold(first):
+                pass
+        except NotSupportedError:
+            # The driver takes no memory locks, which no query lists: it keeps the memory clock.
+            settings = tuple(clocks for clocks in settings if clocks.mem_mhz is None)
+            words = "this GPU takes no memory locks: only core clocks are measured and planned"
+            unlockable = (words,)
     if campaign.near is not None:
         # Keep auto, and the clock pairs that a plan holds or that are 5 % off those.
         planned = {pair for by in campaign.near.held.values() for pair in by}
-        left_mhz = [
-            choice.auto_core_mhz
-            for choice in campaign.near.kernels.values()
-            if choice.auto_core_mhz
-        ]
-        planned |= {Clocks(core_mhz=mhz) for mhz in left_mhz}
+        at_auto = (choice.auto_core_mhz for choice in campaign.near.kernels.values())
+        planned |= {Clocks(core_mhz=mhz) for mhz in at_auto if mhz}
         kept = {AUTO}
         for clocks in planned:
             listed = [c for c in settings if c.core_mhz and c.mem_mhz == clocks.mem_mhz]
@@ -319,21 +305,6 @@ def survey(
         warnings=(*(step.warnings if step else ()), *measurer.notes(), *unlockable),
     )
     return header, points
-
-
-def _that_lock(
-    measurer: Measurer, settings: tuple[Clocks, ...]
-) -> tuple[tuple[Clocks, ...], tuple[str, ...]]:
-    """Leave memory clocks to the driver where it takes no memory locks, which no query lists."""
-    first = next((clocks for clocks in settings if clocks.mem_mhz is not None), None)
-    if first is None:
-        return settings, ()
-    try:
-        with measurer.hold(first):
-            return settings, ()
-    except NotSupportedError:
-        left = tuple(clocks for clocks in settings if clocks.mem_mhz is None)
-        return left, ("this GPU takes no memory locks: only core clocks are measured and planned",)
 
 
 def share_of(samples: SampleSet, campaign: Campaign) -> SampleSet:

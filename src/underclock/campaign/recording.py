@@ -15,11 +15,10 @@ from underclock.core.step.power_cap import is_uneven
 from underclock.core.step.whole_step import WHOLE, as_one
 from underclock.core.tracing.recapture import difference, identity
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
-from underclock.hw.base import Capability, Durations, Measurer, Reading
+from underclock.hw.base import Capability, Measurer, Reading
 from underclock.physics.cap import WINDOW_S
 from underclock.records import (
     ALONE,
-    Kernel,
     MeasurementSettings,
     SampleSet,
     Window,
@@ -72,11 +71,9 @@ def set_apart(file: SampleFile, wanted: SampleSet) -> tuple[str, ...]:
         or difference(begun.step, wanted.step) is not None
     ):
         return ()
+    expected, lacking = wanted.expected_samples, wanted.lacking
     header = msgspec.structs.replace(
-        begun,
-        step=wanted.step,
-        expected_samples=wanted.expected_samples,
-        lacking=wanted.lacking,
+        begun, step=wanted.step, expected_samples=expected, lacking=lacking
     )
     check_same_campaign(file.path, header, wanted)
     before = {identity(kernel): kernel.name for kernel in begun.kernels}
@@ -111,27 +108,24 @@ def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, s
                 yield "measuring settings", before, now, _REPEAT
         which = {True: "the whole step run too", False: "isolated kernels only"}
         yield "closure", which[was.in_situ], which[is_.in_situ], _REPEAT
-    kernels = _without_noise(begun.kernels), _without_noise(wanted.kernels)
-    yield "set of kernels", *_told(*kernels, "kernels"), _REPEAT
-    yield "clock grid", *_told(begun.settings, wanted.settings, "clock pairs"), _REPEAT
+    # A file keeps what it began with of what no two profiles say alike.
+    kernels = [
+        [msgspec.structs.replace(kernel, waited_for=1.0) for kernel in each.kernels]
+        for each in (begun, wanted)
+    ]
+    for name, of_both, noun in (
+        ("set of kernels", kernels, "kernels"),
+        ("clock grid", (begun.settings, wanted.settings), "clock pairs"),
+    ):
+        sizes = [len(each) for each in of_both]
+        other = " other" if sizes[0] == sizes[1] and of_both[0] != of_both[1] else ""
+        yield name, f"{sizes[0]} {noun}", f"{sizes[1]}{other} {noun}", _REPEAT
     yield "number of repeats", str(begun.repeats), str(wanted.repeats), _REPEAT
-    yield "grid", _expected(begun), _expected(wanted), _REPEAT
-
-
-def _without_noise(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """Return kernels without what no two profiles say alike: a file keeps what it began with."""
-    return tuple(msgspec.structs.replace(kernel, waited_for=1.0) for kernel in kernels)
-
-
-def _told(begun: tuple[object, ...], wanted: tuple[object, ...], noun: str) -> tuple[str, str]:
-    """Return two lists in words that differ where the lists do."""
-    other = "" if begun == wanted or len(begun) != len(wanted) else " other"
-    return f"{len(begun)} {noun}", f"{len(wanted)}{other} {noun}"
-
-
-def _expected(header: SampleSet) -> str:
-    samples = header.expected_samples
-    return "an adaptive one" if samples is None else f"one of {samples} samples"
+    before, now = (
+        "an adaptive one" if samples is None else f"one of {samples} samples"
+        for samples in (begun.expected_samples, wanted.expected_samples)
+    )
+    yield "grid", before, now, _REPEAT
 
 
 _TIMED = 4  # runs of the step of which launches are timed; more tell hardly more of it
@@ -326,10 +320,9 @@ def window_of(wanted: Wanted, repeat: int, reading: Reading, header: SampleSet) 
         temperature_c=reading.temperature_c,
         throttle_reasons=reading.throttle_reasons,
     )
-    return window if reading.durations is None else _timed(window, reading.durations, header)
-
-
-def _timed(window: Window, durations: Durations, header: SampleSet) -> Window:
+    durations = reading.durations
+    if durations is None:
+        return window
     kernel_s, mix = durations.kernel_s, window.mix
     kernel_mhz: tuple[float, ...] = ()
     # At a lock idling lasts as long as the lock says, so its length says nothing of the clock.

@@ -204,7 +204,7 @@ def with_intervals(arm: Arm, change: PredictedChange) -> Arm:
 _FASTEST_ROUNDS = 24  # choices looked at for the fastest step
 _ROUNDS = 12  # choices looked at within a time budget
 _ROUNDING_MHZ = 1e-6
-_LEFT = 1e-9  # of a time or an energy: what rounding leaves
+_ROUNDED = 1e-9  # of a time or an energy: what rounding leaves
 
 
 def is_held(table: CostTable, choice: Ints) -> bool:
@@ -227,7 +227,7 @@ def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: floa
 
     def settled_j(choice: Ints) -> float:
         cost = step_cost(table, groups.spread(choice)[cap.order])
-        return math.inf if cost.time_change > aim + _LEFT else cost.energy_j
+        return math.inf if cost.time_change > aim + _ROUNDED else cost.energy_j
 
     windowed = WindowedGroups(
         problem=Problem(
@@ -290,7 +290,7 @@ def held_candidate(table: CostTable, groups: Grouped, effort: Effort, setting: I
         Problem(
             time_s=groups.time_s,
             energy_j=groups.energy_j,
-            budget_s=math.fsum(settled.time_s) * (1.0 + _LEFT),
+            budget_s=math.fsum(settled.time_s) * (1.0 + _ROUNDED),
         ),
         effort,
     )

@@ -238,13 +238,6 @@ class CostTable:
         """Mean power of the step at the baseline."""
         return self.auto_energy_j / self.auto_time_s
 
-    def column(self, clocks: Clocks) -> int | None:
-        """Return the index of a setting, or ``None`` when no kernel was measured there."""
-        try:
-            return self.settings.index(clocks)
-        except ValueError:
-            return None
-
 
 def cost_table(
     sample_set: SampleSet, *, baseline: Clocks | None = None, weights: Floats | None = None

@@ -44,11 +44,6 @@ def driver_says(reasons: ThrottleReason | None) -> bool | None:
     return bool(reasons & ThrottleReason.SW_POWER_CAP)
 
 
-def draws_limit(power_w: Floats, limit_w: float) -> Bools:
-    """Return where power is next to a limit."""
-    return np.asarray(power_w >= _HELD * limit_w, dtype=np.bool_)
-
-
 def is_power_capped(samples: Sequence[Window], limit_w: float) -> Bools:
     """Return which samples the power cap held.
 
@@ -59,7 +54,7 @@ def is_power_capped(samples: Sequence[Window], limit_w: float) -> Bools:
     if any(word is not None for word in said):
         return np.array([bool(word) for word in said])
     power_w = np.array([sample.energy_j / sample.time_s for sample in samples])
-    return draws_limit(power_w, limit_w)
+    return np.asarray(power_w >= _HELD * limit_w, dtype=np.bool_)
 
 
 def held_at_auto(sample_set: SampleSet) -> bool:
@@ -214,12 +209,9 @@ def _lowered(kernels: Ints, costs: LaunchCosts, choice: Ints) -> Ints:
 
 
 def _settling(power_w: Floats, limit_w: float) -> Callable[[Floats], Floats]:
-    """Return what takes values below ceilings, (n, C, ...), to where launches settle, (n, ...).
-
-    Args:
-        power_w: Seen at each launch below each ceiling, ascending. Shape (n, C, ...).
-    """
-    # A loop comes from above: where more clock draws less, the first that fits holds it.
+    """Return what takes values below ceilings, (n, C, ...), to where launches settle, (n, ...)."""
+    # Power is seen at each launch below each ceiling, ascending. A loop comes from above: where
+    # more clock draws less, the first that fits holds it.
     least_w = np.minimum.accumulate(power_w[:, ::-1], axis=1)[:, ::-1]
     highest = np.maximum((least_w <= limit_w).sum(axis=1, keepdims=True) - 1, 0)
     following = np.minimum(highest + 1, power_w.shape[1] - 1)

@@ -432,39 +432,25 @@ def grouped(table: CostTable, granularity: Granularity) -> Grouped:
     if granularity is Granularity.STEP and table.power_cap is not None:
         time_s, energy_j = fixed_costs(table)
         return Grouped(np.zeros(len(table.kernels), dtype=np.int64), time_s[None], energy_j[None])
-    if granularity is Granularity.KERNEL:
-        each = Grouped(np.arange(len(table.kernels)), table.time_s, table.energy_j)
-        # Leave kernels that nothing is known of no choice but auto; they ask for boost then.
-        groups = _choosable(table, each)
-        if table.left is None:
-            return groups
-        time_s, energy_j = groups.time_s.copy(), groups.energy_j.copy()
-        boost = cap_of(table).boost
-        for costs, known in ((time_s, table.time_s), (energy_j, table.energy_j)):
-            costs[table.left] = np.inf
-            costs[table.left, table.baseline] = known[table.left, boost]
-        return Grouped(groups.member, time_s, energy_j)
-    if granularity is Granularity.PASS:
-        passes = list(dict.fromkeys(kernel.pass_ for kernel in table.kernels))
-        member = np.array([passes.index(kernel.pass_) for kernel in table.kernels])
-    else:
+    time_s, energy_j, member = table.time_s, table.energy_j, np.arange(len(table.kernels))
+    if granularity is not Granularity.KERNEL:
         member = np.zeros(len(table.kernels), dtype=np.int64)
-    belongs = np.arange(member.max() + 1)[:, None] == member
-    sums = Grouped(
-        member,
-        np.stack([table.time_s[row].sum(axis=0) for row in belongs]),
-        np.stack([table.energy_j[row].sum(axis=0) for row in belongs]),
-    )
-    return _choosable(table, sums)
-
-
-def _choosable(table: CostTable, groups: Grouped) -> Grouped:
-    """Leave auto out where it is a cost of the whole step: among locked kernels it differs."""
-    if table.power_cap is None:
-        return groups
-    time_s, energy_j = groups.time_s.copy(), groups.energy_j.copy()
-    time_s[:, table.baseline] = energy_j[:, table.baseline] = np.inf
-    return Grouped(groups.member, time_s, energy_j)
+        if granularity is Granularity.PASS:
+            passes = list(dict.fromkeys(kernel.pass_ for kernel in table.kernels))
+            member = np.array([passes.index(kernel.pass_) for kernel in table.kernels])
+        belongs = np.arange(member.max() + 1)[:, None] == member
+        time_s = np.stack([table.time_s[row].sum(axis=0) for row in belongs])
+        energy_j = np.stack([table.energy_j[row].sum(axis=0) for row in belongs])
+    if table.power_cap is not None:
+        # Leave auto out, a cost of the whole step: among locked kernels it differs.
+        time_s, energy_j = time_s.copy(), energy_j.copy()
+        time_s[:, table.baseline] = energy_j[:, table.baseline] = np.inf
+        if granularity is Granularity.KERNEL and table.left is not None:
+            # Leave kernels that nothing is known of no choice but auto; they ask for boost then.
+            for costs, known in ((time_s, table.time_s), (energy_j, table.energy_j)):
+                costs[table.left] = np.inf
+                costs[table.left, table.baseline] = known[table.left, table.power_cap.boost]
+    return Grouped(member, time_s, energy_j)
 
 
 def auto_expected(table: CostTable, order: Ints, known: CostTable) -> CostTable:

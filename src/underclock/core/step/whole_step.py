@@ -128,6 +128,7 @@ def as_one(sample_set: SampleSet) -> SampleSet:
     in_situ = (w for w in sample_set.in_situ if not driver_says(w.throttle_reasons))
     launched = [w for w in in_situ if w.kernel_s]
     launches_s = math.fsum(math.fsum(_launches_s(w, sample_set).tolist()) for w in launched)
+    # What a step takes over the sum of its launches.
     longer = math.fsum(w.time_s for w in launched) / launches_s if launched else 1.0
     for window in sample_set.windows:
         if not window.is_step:
@@ -158,11 +159,7 @@ def as_one(sample_set: SampleSet) -> SampleSet:
 
 
 def _as_kernel(window: Window, sample_set: SampleSet, longer: float) -> Window:
-    """Return the step, by itself at auto or with co-load, as a window of its one kernel.
-
-    Args:
-        longer: What a step takes over the sum of its launches.
-    """
+    """Return the step, by itself at auto or with co-load, as a window of its one kernel."""
     step_s: tuple[float, ...] = ()
     if window.kernel_s:
         step_s = (longer * math.fsum(_launches_s(window, sample_set).tolist()),)

@@ -78,7 +78,23 @@ class _Source:
     @classmethod
     def of(cls, sample_set: SampleSet, confirmed: SampleSet | None) -> "_Source":
         """Estimate the kernels of a step, with more samples of some where there are any."""
-        known, kernels = _known(sample_set, confirmed)
+        known, kernels = estimate(sample_set), sample_set.kernels
+        if known.costs.table.power_cap is None:
+            raise DataError(
+                f"the samples of {sample_set.workload} are of kernels alone, and what auto makes "
+                "of a step that never ran follows from one that ran whole",
+                hint="measure the step whole too: `underclock measure` does by itself",
+            )
+        if confirmed is not None:
+            both, own = joined_sets([sample_set, confirmed]), len(kernels)
+            rows, model = fit_rows(both, known.posterior.settings)
+            both_fit = KnownFit(rows=rows, model=model, weights=sample_weights(sample_set))
+            fit = dataclasses.replace(both_fit, rows=rows.of(np.arange(own)))
+            known = dataclasses.replace(estimate(sample_set, known=fit), fit=both_fit)
+            # A name that both steps have for other work gets another name in a fit of both.
+            original = {kernel.name: kernel for kernel in confirmed.kernels}
+            more = (original[each.name.removesuffix(" of file 2")] for each in both.kernels[own:])
+            kernels = (*kernels, *more)
         model, rows, settings = known.fit.model, known.fit.rows, known.posterior.settings
         clocks, celsius = clocks_of(rows, settings), temperature_of(sample_set)
         bent = at_locked_clocks(model, clocks, settings, celsius)[0].of_first(len(kernels))
@@ -128,18 +144,28 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
             for match, kernel in zip(matches, step.kernels, strict=True)
         ]
     )
-    guessed = _unseen(source, step, matches, complete, apart)
-    _assume_links(guessed, source, sample_set, step, matches)
-    posterior, off = _posterior(source, sample_set, guessed, _sources(matches))
-    header = msgspec.structs.replace(
-        sample_set,
-        step=step,
-        windows=(),
-        expected_samples=None,
-        lacking={},
+    moves, kinds = source.bent.parameter_moves, [KIND_NUMBERS[each.kind] for each in step.kernels]
+    sources = np.array([-1 if match.source is None else match.source for match in matches])
+    guessed = unseen(
+        KnownKernels(
+            kinds=rows.kinds[: len(moves)],
+            work=work_of(kernels),
+            parameters=source.parameters.kernels,
+            cov=moves @ moves.swapaxes(1, 2),
+        ),
+        complete,
+        np.where([match.way.is_told for match in matches], kinds, -1),
+        work_of(step.kernels),
+        sources,
+        np.array([match.way is MatchWay.SAME for match in matches]),
+        apart,
     )
-    can = _can(known, matches, usable)
-    table = _table(known, step, posterior, can, matches)
+    _assume_links(guessed, source, sample_set, step, matches)
+    posterior, off = _posterior(source, sample_set, guessed, sources)
+    header = msgspec.structs.replace(
+        sample_set, step=step, windows=(), expected_samples=None, lacking={}
+    )
+    table = _table(known, step, posterior, usable, matches)
     order = np.array(step.order, dtype=np.int64)
     expected = auto_expected(table, order, known.costs.table)
     boards = DrawnCosts.of(expected, off)
@@ -162,64 +188,22 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
         f"{sample_set.workload}, which say that it takes {between} at auto (95 %); "
         "`underclock validate` tries the plan"
     )
-    warnings = (
-        basis,
-        *table.warnings,
-        *_of_another_model(table, apart),
-    )
+    warnings = (basis, *table.warnings)
+    each_s = table.time_s[:, cap_of(table).boost]
+    share = float(each_s[apart > 0.0].sum() / each_s.sum())
+    if share >= _MANY:
+        words = (
+            f"{share:.0%} of the step's time is of kernels whose tensors have rows of another "
+            "length than those measured, as in another model: what such kernels cost is less sure, "
+            "so the plan is careful; measure the step itself, or some of its kernels with --confirm"
+        )
+        warnings += (words,)
     table = dataclasses.replace(estimated.table, warnings=warnings)
     estimated = dataclasses.replace(estimated, table=table)
     return Carried(
         sample_set=header,
         estimated=estimated,
         matches=_match_record(sample_set, confirmed, kernels, estimated, matches),
-    )
-
-
-def _known(
-    sample_set: SampleSet, confirmed: SampleSet | None
-) -> tuple[Estimate, tuple[Kernel, ...]]:
-    """Return what is known of the step that ran, and all kernels that its model is of."""
-    known = estimate(sample_set)
-    if known.costs.table.power_cap is None:
-        raise DataError(
-            f"the samples of {sample_set.workload} are of kernels alone, and what auto makes of a "
-            "step that never ran follows from one that ran whole",
-            hint="measure the step whole too: `underclock measure` does by itself",
-        )
-    if confirmed is None:
-        return known, sample_set.kernels
-    both, own = joined_sets([sample_set, confirmed]), len(sample_set.kernels)
-    rows, model = fit_rows(both, known.posterior.settings)
-    both_fit = KnownFit(rows=rows, model=model, weights=sample_weights(sample_set))
-    fit = dataclasses.replace(both_fit, rows=rows.of(np.arange(own)))
-    known = dataclasses.replace(estimate(sample_set, known=fit), fit=both_fit)
-    # A name that both steps have for other work gets another name in a fit of both.
-    original = {kernel.name: kernel for kernel in confirmed.kernels}
-    more = (original[kernel.name.removesuffix(" of file 2")] for kernel in both.kernels[own:])
-    return known, (*sample_set.kernels, *more)
-
-
-def _unseen(
-    source: _Source, step: Step, matches: Sequence[Match], complete: Bools, apart: Floats
-) -> Unseen:
-    moves = source.bent.parameter_moves
-    kernels = KnownKernels(
-        kinds=source.known.fit.rows.kinds[: len(moves)],
-        work=work_of(source.kernels),
-        parameters=source.parameters.kernels,
-        cov=moves @ moves.swapaxes(1, 2),
-    )
-    known_ways = [match.way.is_told for match in matches]
-    kinds = [KIND_NUMBERS[kernel.kind] for kernel in step.kernels]
-    return unseen(
-        kernels,
-        complete,
-        np.where(known_ways, kinds, -1),
-        work_of(step.kernels),
-        _sources(matches),
-        np.array([match.way is MatchWay.SAME for match in matches]),
-        apart,
     )
 
 
@@ -250,20 +234,11 @@ def _assume_links(
             made.is_told[n] = True
 
 
-def _sources(matches: Sequence[Match]) -> Ints:
-    return np.array([-1 if match.source is None else match.source for match in matches])
-
-
 def _posterior(
     of: _Source, sample_set: SampleSet, guessed: Unseen, source: Ints
 ) -> tuple[Posterior, Floats]:
-    """Return what is known of the new kernels at every setting.
-
-    Their own errors are those of their sources, and what their size leaves unsure.
-
-    Returns:
-        What is expected, and how far draws of it are off, (D, 2, N, C).
-    """
+    """Return what the new kernels are expected to cost, and how far draws are off, (D, 2, N, C)."""
+    # Their own errors are those of their sources, and what their size leaves unsure.
     known, bent, parameters = of.known, of.bent, of.parameters
     model, settings, celsius = known.fit.model, bent.settings, temperature_of(sample_set)
     clocks = clocks_of(known.fit.rows, settings)
@@ -312,29 +287,20 @@ def _posterior(
     return posterior, drawn - held(free_of_limits.log, *clocks, limit_w)
 
 
-def _can(known: Estimate, matches: Sequence[Match], usable: Bools) -> Bools:
-    """Return where each new kernel may be planned. Shape (N, C)."""
-    everywhere = known.can[usable[: len(known.can)]].all(axis=0)
-    return np.stack(
-        [
-            everywhere
-            if match.source is None or match.source >= len(known.can)
-            else known.can[match.source]
-            for match in matches
-        ]
-    )
-
-
 def _table(
     known: Estimate,
     step: Step,
     posterior: Posterior,
-    can: Bools,
+    usable: Bools,
     matches: Sequence[Match],
 ) -> CostTable:
     """Return costs at locked clocks, auto as boost: what its cap makes of that comes later."""
     kernels, of = step.kernels, known.costs.table
-    cap = cap_of(of)
+    cap, count = cap_of(of), len(known.can)
+    # Where each new kernel may be planned. Shape (N, C).
+    everywhere = known.can[usable[:count]].all(axis=0)
+    sources = (count if match.source is None else match.source for match in matches)
+    can = np.stack([known.can[k] if k < count else everywhere for k in sources])
     costs = posterior.costs(waited_counts(kernels))
     time_s, energy_j = (np.where(can, each, math.inf) for each in costs)
     counts = overlapped_counts(kernels)
@@ -389,18 +355,6 @@ def _match_record(
             for name, match, time, energy in zip(names, matches, *spreads, strict=True)
         },
     )
-
-
-def _of_another_model(table: CostTable, apart: Floats) -> tuple[str, ...]:
-    """Warn where much of the step runs on tensors whose rows are of another length."""
-    each_s = table.time_s[:, cap_of(table).boost]
-    share = float(each_s[apart > 0.0].sum() / each_s.sum())
-    words = (
-        f"{share:.0%} of the step's time is of kernels whose tensors have rows of another length "
-        "than those measured, as in another model: what such kernels cost is less sure, so the "
-        "plan is careful; measure the step itself, or some of its kernels with --confirm"
-    )
-    return (words,) if share >= _MANY else ()
 
 
 def _closing_error(known: Estimate, table: CostTable) -> tuple[float, float]:

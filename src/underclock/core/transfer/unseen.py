@@ -73,11 +73,6 @@ class KnownKernels:
     parameters: Floats  # (K, P)
     cov: Floats  # of these, (K, P, P)
 
-    @property
-    def variance(self) -> Floats:
-        """Of each parameter. Shape (K, P)."""
-        return np.diagonal(self.cov, axis1=1, axis2=2)
-
     def of(self, chosen: Bools) -> "KnownKernels":
         """Return some of them."""
         return KnownKernels(
@@ -145,7 +140,10 @@ def unseen(
             made.cov[n] += np.diag(laws[kind].own)
         else:
             of_rows = math.exp(-0.5 * (rows_apart[n] / _LENGTH_OF_ROWS) ** 2)
-            made.kept[n] = of_rows * _alike(known.work[:, k], work[:, n])
+            # How much of what a size changes holds between two sizes.
+            both = (known.work[:, k] > 0.0) & (work[:, n] > 0.0)
+            apart2 = (np.log(work[both, n] / known.work[both, k]) ** 2).max(initial=0.0)
+            made.kept[n] = of_rows * math.exp(-0.5 * (float(apart2) / _LENGTH**2))
             of_source = known.parameters[k], known.cov[k], known.work[:, k]
             resized = laws[kind].resized(*of_source, work[:, n], made.kept[n])
             made.parameters[n], made.by_source[n] = resized[:2]
@@ -170,12 +168,7 @@ class KindLaws:
     """
 
     def __init__(self, like: KnownKernels, launch: float) -> None:
-        """Learn it.
-
-        Args:
-            like: Of the kind.
-            launch: Logarithm of what a launch takes that nothing changes.
-        """
+        # ``launch`` is the logarithm of what a launch takes that nothing changes.
         self._launch, self._unit = launch, like.work.max(axis=1, initial=1.0)
         self._like, self.own, self.line = like, _FEW**2, np.zeros(PER_KERNEL)
         self._rates = {p: self._learned(p) for p in _SHARP}
@@ -235,7 +228,7 @@ class KindLaws:
 
     def _learned(self, p: int) -> Floats:
         """Learn what a parameter goes with, and how far kernels deviate from it. Shape (2,)."""
-        like, unsure2 = self._like, self._like.variance[:, p]
+        like, unsure2 = self._like, self._like.cov[:, p, p]
         if not len(unsure2):
             return np.ones(2)  # of no kernel more is known than that work makes it longer
         features, width = self._features(p, like.work), _ODDS * _SHARP[p]
@@ -260,11 +253,8 @@ class KindLaws:
 
 
 def _student(away: Floats, unsure2: Floats, few: float) -> tuple[Floats, Floats, Floats, Floats]:
-    """Fit Student's t to how far kernels are from laws, (K, M), by expectation and maximisation.
-
-    Returns:
-        Middle, own variance, precision of the middle and log likelihood. Shapes (M,).
-    """
+    """Fit Student's t to how far kernels are from laws, (K, M), by expectation and maximisation."""
+    # Returned are middle, own variance, precision of the middle and log likelihood, (M,).
     count = len(away)
     own, middle = np.full(away.shape[1], few**2), np.median(away, axis=0)
     for _ in range(_ROUNDS):
@@ -280,10 +270,3 @@ def _student(away: Floats, unsure2: Floats, few: float) -> tuple[Floats, Floats,
     weights = (_TAILS + 1.0) / (_TAILS + off2 / spread2) / spread2
     tails = (_TAILS + 1.0) * np.log1p(off2 / spread2 / _TAILS)
     return middle, own, weights.sum(axis=0), -0.5 * (np.log(spread2) + tails).sum(axis=0)
-
-
-def _alike(work: Floats, other: Floats) -> float:
-    """Return how much of what a size changes holds between two sizes."""
-    both = (work > 0.0) & (other > 0.0)
-    apart2 = float((np.log(other[both] / work[both]) ** 2).max(initial=0.0)) / _LENGTH**2
-    return math.exp(-0.5 * apart2)
