@@ -398,8 +398,7 @@ def _alone(kernel: Kernel, clocks: Clocks) -> Wanted:
 def _auto_variance(fit: Estimate) -> Floats:
     """Return the variance of each kernel's share of auto's energy. Shape (K,)."""
     share = fit.costs.table.energy_j[:, -1] / fit.costs.table.auto_energy_j
-    variance: Floats = fit.costs.variance(0.0, 1.0)[:, -1] * share**2
-    return variance
+    return fit.costs.variance(0.0, 1.0)[:, -1] * share**2
 
 
 def _is_capped(window: Window) -> bool:

@@ -52,8 +52,7 @@ def duration_s(
     core_s: Values = kernel.core_mcycles / core_mhz
     dram_s: Values = kernel.dram_mcycles / dram_mhz(gpu, mem_mhz)
     xbar_s: Values = kernel.xbar_mcycles / xbar_mhz(gpu, core_mhz)
-    duration: Values = joined(core_s, dram_s, xbar_s, kernel.exponent(gpu)) + kernel.fixed_s
-    return duration
+    return joined(core_s, dram_s, xbar_s, kernel.exponent(gpu)) + kernel.fixed_s
 
 
 def joined(core_s: Values, dram_s: Values, xbar_s: Values, exponent: float | Values) -> Values:
@@ -75,8 +74,7 @@ def voltage_v(gpu: GpuConstants, core_mhz: Values) -> Values:
     Source of the shape: RTX 3070 Ti, 0.815 V up to 1500 MHz, 0.894 V at 1695, 1.08 V at 2024.
     """
     above: Values = np.maximum(core_mhz - gpu.knee_mhz, 0.0)
-    volts: Values = gpu.floor_v + gpu.slope_v_per_mhz * above + gpu.bend_v_per_mhz2 * above**2
-    return volts
+    return gpu.floor_v + gpu.slope_v_per_mhz * above + gpu.bend_v_per_mhz2 * above**2
 
 
 def idle_w(
@@ -132,8 +130,7 @@ class WarmPower:
         some = slice(count)
         warmth = 1.0 + self._gpu.leak_per_c * (temperature_c - REFERENCE_C)
         idle_w = self._calm_w[some] + self._leak_w[some] * warmth + self._tree_w[some]
-        power_w: Floats = idle_w + self._own_w[some]
-        return power_w
+        return idle_w + self._own_w[some]
 
 
 def launch_w(
@@ -144,8 +141,7 @@ def launch_w(
 ) -> Values:
     """Return what a kernel adds to the board power in W; ``taken_s`` is its `duration_s`."""
     per_launch_j: Values = kernel.work_j_per_v2 * voltage_v(gpu, core_mhz) ** 2 + kernel.dram_j
-    own_w: Values = per_launch_j / taken_s
-    return own_w
+    return per_launch_j / taken_s
 
 
 def temperature_after(gpu: GpuConstants, start_c: float, power_w: float, elapsed_s: float) -> float:
@@ -311,19 +307,15 @@ class LogCosts:
 
     def _shares(self) -> Floats:
         """Return the shares of core, DRAM and crossbar; they add up to one. Shape (3, R)."""
-        shares: Floats = (self.parts_s / np.maximum(self.joined_s, _NO_TIME_S)) ** self.exponent
-        return shares
+        return (self.parts_s / np.maximum(self.joined_s, _NO_TIME_S)) ** self.exponent
 
     def _dynamic_share(self) -> Floats:
         """Return the part of power that falls when a kernel takes longer. Shape (R,)."""
         launch_j = self.kernels.work_j_per_v2 * self.at.volts**2 + self.kernels.dram_j
-        share: Floats = launch_j / self.time_s / self.power_w
-        return share
+        return launch_j / self.time_s / self.power_w
 
     def _warmth(self) -> Floats:
-        warmth: Floats = 1.0 + self.at.gpu.leak_per_c * (self.at.temperature_c - REFERENCE_C)
-        return warmth
+        return 1.0 + self.at.gpu.leak_per_c * (self.at.temperature_c - REFERENCE_C)
 
     def _clock_w_per_v2(self) -> Floats:
-        clock: Floats = self.at.gpu.clock_w_per_ghz_v2 * self.at.core_mhz / 1000.0
-        return clock
+        return self.at.gpu.clock_w_per_ghz_v2 * self.at.core_mhz / 1000.0

@@ -52,8 +52,7 @@ class Network:
             duration_s: Of each instruction. Shape (..., n).
         """
         by_activity, firsts = self._members
-        longest: Floats = np.maximum.reduceat(duration_s[..., by_activity], firsts, axis=-1)
-        return longest
+        return np.maximum.reduceat(duration_s[..., by_activity], firsts, axis=-1)
 
     def begins_s(self, duration_s: Floats) -> Floats:
         """Return when instructions begin, the iteration at 0. Shapes (..., n)."""
@@ -117,8 +116,7 @@ class Network:
         ranks = np.arange(int(self.rank.max()) + 1)
         firsts = np.searchsorted(self.rank, ranks)
         busy_s = np.add.reduceat(np.where(self.stream == 0, duration_s, 0.0), firsts, axis=-1)
-        blocked: Floats = self.iteration_s(duration_s)[..., None] - busy_s
-        return blocked
+        return self.iteration_s(duration_s)[..., None] - busy_s
 
 
 def network_of(job: Job) -> Network:

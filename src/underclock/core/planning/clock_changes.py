@@ -97,8 +97,7 @@ def unchanged(kernels: Sequence[Kernel], order: Ints) -> Bools:
         [k.kind is Kind.COLLECTIVE or k.pass_ is Pass.COMMUNICATION for k in kernels], dtype=bool
     )
     during = (collective & ~hidden)[order]
-    blocked: Bools = during | turned(during, 1) | hidden[order]
-    return blocked
+    return during | turned(during, 1) | hidden[order]
 
 
 def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats, Floats]:

@@ -329,8 +329,7 @@ def _time_in_segment(problem: SequenceProblem, choice: Ints, order: Ints | None 
     total_s = np.cumsum(turned_s)
     paid_s = np.append(0.0, total_s)[starts - starts[0]]
     lengths = np.diff(np.append(starts, starts[0] + len(choice)))
-    since_s: Floats = turned(total_s - np.repeat(paid_s, lengths), starts[0])
-    return since_s
+    return turned(total_s - np.repeat(paid_s, lengths), starts[0])
 
 
 def _window_costs(

@@ -61,8 +61,7 @@ class Ring:
         length = np.diff(np.append(self.first, self.first[0] + self.invocations))
         length %= self.invocations
         length[length == 0] = self.invocations
-        whole: Ints = turned(np.repeat(self.settings[choice], length), self.first[0])
-        return whole
+        return turned(np.repeat(self.settings[choice], length), self.first[0])
 
 
 def ring_of(

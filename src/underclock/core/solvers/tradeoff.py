@@ -30,8 +30,7 @@ class TradeCurve:
     @property
     def slope_w(self) -> Floats:
         """Cost per time from each point to the next: negative, ascending. Shape (P - 1,)."""
-        slope_w: Floats = np.diff(self.cost_j) / np.diff(self.time_s)
-        return slope_w
+        return np.diff(self.cost_j) / np.diff(self.time_s)
 
 
 @dataclass(frozen=True, kw_only=True)

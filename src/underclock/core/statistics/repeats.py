@@ -60,8 +60,7 @@ class Weighed:
     @property
     def odd(self) -> Bools:
         """Which runs hardly count, and are so far off that a reader should know. Shape (N,)."""
-        odd: Bools = (self.weight < _ODD) & (np.abs(self.off) > _OFF)
-        return odd
+        return (self.weight < _ODD) & (np.abs(self.off) > _OFF)
 
 
 def weighed(runs: RepeatedRuns) -> Weighed:
@@ -146,8 +145,7 @@ def _scatter(
             (float((squares / pooled)[at_auto].sum()) + OF_USUAL)
             / (float(freedom[at_auto].sum()) + OF_USUAL),
         )
-    scatter: Floats = np.sqrt(np.maximum(np.where(free, ratio * pooled, pooled), _LEAST**2))
-    return scatter
+    return np.sqrt(np.maximum(np.where(free, ratio * pooled, pooled), _LEAST**2))
 
 
 _SIGMA_OF_MAD = 1.4826  # of a normal distribution

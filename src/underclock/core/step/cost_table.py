@@ -157,8 +157,7 @@ class Heat:
             mean_w: Mean power of the step at the temperature it has at auto.
         """
         loop = self.c_per_w * w_per_c
-        extra: Values = loop * (mean_w - auto_w) / (1.0 - loop)
-        return extra
+        return loop * (mean_w - auto_w) / (1.0 - loop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,8 +306,7 @@ def share_of_sum(launches: Floats, costs: Floats) -> Floats:
         costs: Of one launch; not looked at where none is. Shape (K, S).
     """
     parts = np.where(launches > 0.0, launches * np.where(np.isfinite(costs), costs, 0.0), 0.0)
-    shares: Floats = parts / math.fsum(parts.ravel())
-    return shares
+    return parts / math.fsum(parts.ravel())
 
 
 def step_means(in_situ: Sequence[Window]) -> tuple[float, float]:
@@ -429,8 +427,7 @@ def at_any_clocks(kernels: Sequence[Kernel], costs: Floats, baseline: int) -> Fl
     Args:
         costs: Shape (K, S).
     """
-    alike: Floats = np.where(overlapped(kernels)[:, None], costs[:, [baseline]], costs)
-    return alike
+    return np.where(overlapped(kernels)[:, None], costs[:, [baseline]], costs)
 
 
 def shared_out(kernels: Sequence[Kernel], order: Ints, of_launches: Floats, total: float) -> Floats:
@@ -445,8 +442,7 @@ def shared_out(kernels: Sequence[Kernel], order: Ints, of_launches: Floats, tota
     of_kernels = np.bincount(order, weights=of_launches, minlength=len(kernels)).astype(np.float64)
     fixed = float(of_kernels[hidden].sum())
     scale = (total - fixed) / (float(of_kernels.sum()) - fixed)
-    parts: Floats = np.where(hidden, of_kernels, scale * of_kernels)
-    return parts
+    return np.where(hidden, of_kernels, scale * of_kernels)
 
 
 def overlap_notes(kernels: Sequence[Kernel], launch_s: Floats) -> tuple[str, ...]:

@@ -204,8 +204,7 @@ def _lowered(kernels: Ints, costs: LaunchCosts, choice: Ints) -> Ints:
     becomes = costs.under_ceilings()[choice]
     # A ceiling below what is known of some launch is one of which nothing can be said.
     known = np.isfinite(costs.time_s[kernels[:, None], becomes]).all(axis=0)
-    lowered: Ints = becomes[:, known]
-    return lowered
+    return becomes[:, known]
 
 
 def _settling(power_w: Floats, limit_w: float) -> Callable[[Floats], Floats]:
@@ -221,7 +220,6 @@ def _settling(power_w: Floats, limit_w: float) -> Callable[[Floats], Floats]:
 
     def settled(values: Floats) -> Floats:
         low, high = (np.take_along_axis(values, ends, axis=1) for ends in (highest, following))
-        mixed: Floats = (low + share * (high - low))[:, 0]
-        return mixed
+        return (low + share * (high - low))[:, 0]
 
     return settled
