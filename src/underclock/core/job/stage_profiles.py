@@ -19,12 +19,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
 from underclock.arrays import Floats, Ints
+from underclock.core.model.costs import Costs
 from underclock.core.planning.clock_changes import Rules, sequence_problem
 from underclock.core.solvers import Problem, costed, once_through, supported
 from underclock.core.step.cost_table import CostTable
@@ -59,23 +59,10 @@ _ON = 1.0 + 1e-9  # of a hull
 _ONE_STRETCH = 0.9  # of the launches of a forward: fewer than that together are of several
 
 
-class ChangeErrors(Protocol):
-    """Joint errors of changes of launches' costs."""
-
-    def change_spread(self, chosen: Floats, auto: Floats, /) -> tuple[float, float]:
-        """Return deviations of the logarithm of a ratio of sums: of time, of energy.
-
-        Args:
-            chosen: Launches of each kernel at each setting. Shape (K, S).
-            auto: The same of what is compared with. Shape (K, S).
-        """
-        ...
-
-
 def stage_profiles(
     table: CostTable,
     order: Sequence[int],
-    risk: ChangeErrors | None = None,
+    risk: Costs | None = None,
     rules: Rules | None = None,
 ) -> tuple[dict[InstructionKind, Profile], tuple[str, ...]]:
     """Make profiles of a stage's instructions from what its kernels cost; and warnings.
@@ -126,7 +113,7 @@ class _Stage:
         warnings: What was assumed.
     """
 
-    def __init__(self, table: CostTable, order: Sequence[int], risk: ChangeErrors | None) -> None:
+    def __init__(self, table: CostTable, order: Sequence[int], risk: Costs | None) -> None:
         self.table, self.risk, kernels = table, risk, table.kernels
         launched = [kernels[k] for k in order] or [k for k in kernels for _ in range(k.count)]
         passes = {kernel.pass_ for kernel in kernels}
@@ -186,27 +173,23 @@ class _Stage:
             return auto
         return nearest_settings(table, settled_step(table, auto), table.power_cap.boost)
 
-    def _spread(self, i: int, choice: Ints) -> tuple[float, float]:
-        """Return how sure an instruction's change against auto is; what the cap holds is auto."""
-        own, settings = self.member == i, self.table.settings
-        auto = self.at_auto[own]
-        if self.risk is None or (choice == self.table.baseline).all():
-            return 0.0, 0.0
-        if self.table.power_cap is not None:
-            core = np.array([each.core_mhz or 0 for each in settings])
-            memory = np.array([each.mem_mhz or 0 for each in settings])
-            held = (core[choice] > core[auto]) & (memory[choice] == memory[auto])
-            choice = np.where(held, auto, choice)
-        launches = np.zeros((2, *self.table.time_s.shape))
-        for each, at in zip(launches, (choice, auto), strict=True):
-            np.add.at(each, (self.order[own], at), 1.0)
-        return self.risk.change_spread(*launches)
-
     def row(self, i: int, choice: Ints, time_s: float, energy_j: float) -> ProfileRow:
         """Return a way to run an instruction, a setting for each launch, (m,), with its errors."""
-        time, energy = self._spread(i, choice)
+        own, settings, time, energy = self.member == i, self.table.settings, 0.0, 0.0
+        if self.risk is not None and (choice != self.table.baseline).any():
+            auto, ran = self.at_auto[own], choice
+            if self.table.power_cap is not None:  # what the cap holds is auto
+                core = np.array([each.core_mhz or 0 for each in settings])
+                memory = np.array([each.mem_mhz or 0 for each in settings])
+                held = (core[choice] > core[auto]) & (memory[choice] == memory[auto])
+                ran = np.where(held, auto, choice)
+            launches = np.zeros((2, *self.table.time_s.shape))
+            for each, at in zip(launches, (ran, auto), strict=True):
+                np.add.at(each, (self.order[own], at), 1.0)
+            time, energy = self.risk.change_spread(*launches)
         alike = bool((choice == choice[0]).all())
-        clocks = self.table.settings[choice[0]] if alike else Clocks()
+        clocks = settings[choice[0]] if alike else Clocks()
+        runs = () if alike else itertools.groupby(choice.tolist())
         return ProfileRow(
             core_mhz=clocks.core_mhz,
             mem_mhz=clocks.mem_mhz,
@@ -214,12 +197,7 @@ class _Stage:
             energy_j=energy_j,
             time_error_s=time * time_s,
             energy_error_j=energy * energy_j,
-            inside=()
-            if alike
-            else tuple(
-                Segment(launches=len(list(run)), clocks=self.table.settings[s])
-                for s, run in itertools.groupby(choice.tolist())
-            ),
+            inside=tuple(Segment(launches=len(list(run)), clocks=settings[s]) for s, run in runs),
         )
 
     def inside(self, i: int, rules: Rules, plain_s: Floats, plain_j: Floats) -> list[ProfileRow]:

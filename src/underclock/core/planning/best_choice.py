@@ -221,28 +221,6 @@ def is_held(table: CostTable, choice: Ints) -> bool:
     return greatest_mean_w(cap, time_s, energy_j) > cap.limit_w
 
 
-def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: float) -> Ints | None:
-    """Return the choice whose step settles at least energy within an aim. Shape (G,)."""
-    cap = cap_of(table)
-
-    def settled_j(choice: Ints) -> float:
-        cost = step_cost(table, groups.spread(choice)[cap.order])
-        return math.inf if cost.time_change > aim + _ROUNDED else cost.energy_j
-
-    windowed = WindowedGroups(
-        problem=Problem(
-            time_s=groups.time_s,
-            energy_j=groups.energy_j,
-            budget_s=table.auto_time_s * (1.0 + aim),
-        ),
-        limit_w=cap.limit_w,
-        fading=cap.fading,
-        order=groups.member[cap.order],
-        judge=settled_j,
-    )
-    return cheapest_below(windowed, effort, rounds=_ROUNDS)[0]
-
-
 def as_it_runs(table: CostTable, groups: Grouped, setting: Ints) -> Ints:
     """Return the same choice, no group asking for a higher clock than the cap leaves it.
 
@@ -374,9 +352,22 @@ def best_choice(
 
     def below(aim: float, _prices: Floats | None) -> Candidate | None:
         """Return the choice whose step settles best within an aim."""
-        cheapest = cheapest_within(table, task.groups, least, aim)
+        cap, groups = cap_of(table), task.groups
+
+        def settled_j(choice: Ints) -> float:
+            cost = step_cost(table, groups.spread(choice)[cap.order])
+            return math.inf if cost.time_change > aim + _ROUNDED else cost.energy_j
+
+        windowed = WindowedGroups(
+            problem=dataclasses.replace(task.problem, budget_s=table.auto_time_s * (1.0 + aim)),
+            limit_w=cap.limit_w,
+            fading=cap.fading,
+            order=groups.member[cap.order],
+            judge=settled_j,
+        )
+        cheapest = cheapest_below(windowed, least, rounds=_ROUNDS)[0]
         if cheapest is not None:
-            return held_candidate(table, task.groups, least, task.groups.spread(cheapest))
+            return held_candidate(table, groups, least, groups.spread(cheapest))
         found = fast()
         if found is None or found[1].time_change > aim:
             return None

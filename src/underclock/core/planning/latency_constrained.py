@@ -178,7 +178,10 @@ class _Step:
         priced: Floats | None = None
         for turn in range(rounds):
             before = set(self._known)
-            solution = solve(self._at(aim, priced), self.effort, found, self.judged)
+            at = self.problem.within(self.table.auto_time_s * (1.0 + aim))
+            if priced is not None:
+                at = dataclasses.replace(at, energy_j=at.energy_j + priced)
+            solution = solve(at, self.effort, found, self.judged)
             if turn == 0:
                 self.bound_j = solution.bound_j
             if solution.status is Status.INFEASIBLE:
@@ -211,10 +214,6 @@ class _Step:
         count = np.maximum(launches.sum(axis=1), 1.0)[:, None]
         energy_j: Floats = WORTH * self.table.auto_energy_j * prices / count
         return energy_j
-
-    def _at(self, aim: float, priced: Floats | None = None) -> SequenceProblem:
-        at = self.problem.within(self.table.auto_time_s * (1.0 + aim))
-        return at if priced is None else dataclasses.replace(at, energy_j=at.energy_j + priced)
 
     def _of(self, choice: Ints) -> Solution:
         return costed(self.problem, choice, Status.BOUNDED, self.bound_j)
@@ -369,7 +368,11 @@ def latency_curve(
     points: list[LatencyPoint] = []
     starts = [choice[problem.order] for choice in per_kernel]
     # What cannot be done at the shortest latency cannot be at a longer one.
-    problems = {latency_s: _at(problem, latency_s) for latency_s in sorted(latencies_s)}
+    changes = ~np.eye(len(problem.dwell_s), dtype=np.bool_)
+    problems = {
+        latency_s: dataclasses.replace(problem, dwell_s=np.where(changes, latency_s, 0.0))
+        for latency_s in sorted(latencies_s)
+    }
     shortest = solve(problems[min(latencies_s)], effort, starts)
     schedule, kept = infeasible(), 0.0 if own is None else own.kept
     # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
@@ -436,9 +439,3 @@ def budget_curve(
         if not falling or cost.energy_change < falling[-1].energy_change - _ROUNDING:
             falling.append(cost)
     return tuple(falling)
-
-
-def _at(problem: SequenceProblem, latency_s: float) -> SequenceProblem:
-    dwell_s = np.full(problem.dwell_s.shape, latency_s)
-    np.fill_diagonal(dwell_s, 0.0)
-    return dataclasses.replace(problem, dwell_s=dwell_s)

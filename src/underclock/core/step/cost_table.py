@@ -68,7 +68,14 @@ def unmeasured(sample_set: SampleSet) -> Unmeasured:
     places = np.array(missing, dtype=np.int64)
     taken_s = launch_s * [kernel.waited_count for kernel in sample_set.kernels]
     # Every kernel as those of its kind, and then all as what they leave of the step asks.
-    means_w, spreads_w = _of_kind(sample_set, places, power_w)
+    kinds = [kernel.kind for kernel in sample_set.kernels]
+    means, spreads = list[float](), list[float]()
+    for k in missing:
+        alike = power_w[np.isfinite(power_w) & np.array([kind is kinds[k] for kind in kinds])]
+        alike = alike if len(alike) >= _FEWEST else power_w[known]
+        means.append(float(alike.mean()))
+        spreads.append(max(float(alike.std()), _LEAST_SPREAD * means[-1]))
+    means_w, spreads_w = np.array(means), np.array(spreads)
     whole_j = float(np.mean([sample.energy_j for sample in sample_set.in_situ]))
     left_j = whole_j - float(taken_s[known] @ power_w[known])
     of_sum = spreads_w**2 * taken_s[places]
@@ -91,20 +98,6 @@ def unmeasured(sample_set: SampleSet) -> Unmeasured:
         spread=np.sqrt(variance) / expected_w,
         warnings=(warning,),
     )
-
-
-def _of_kind(sample_set: SampleSet, places: Ints, power_w: Floats) -> tuple[Floats, Floats]:
-    """Return what kernels of the kind of some draw, and how much that differs. Shapes (U,)."""
-    kinds = [kernel.kind for kernel in sample_set.kernels]
-    known = np.isfinite(power_w)
-    means, spreads = [], []
-    for k in places.tolist():
-        alike = power_w[known & np.array([kind is kinds[k] for kind in kinds])]
-        if len(alike) < _FEWEST:
-            alike = power_w[known]
-        means.append(float(alike.mean()))
-        spreads.append(max(float(alike.std()), _LEAST_SPREAD * means[-1]))
-    return np.array(means), np.array(spreads)
 
 
 def step_mhz(sample_set: SampleSet) -> float | None:
