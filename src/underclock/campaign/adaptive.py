@@ -145,12 +145,7 @@ class Adaptive(WindowPolicy):
     """
 
     def __init__(
-        self,
-        recorder: Recorder | SharedRecorder,
-        points: Points,
-        campaign: Campaign,
-        *,
-        seed: int,
+        self, recorder: Recorder | SharedRecorder, points: Points, campaign: Campaign, *, seed: int
     ) -> None:
         header = recorder.samples
         everywhere = [clocks for clocks, some in points if len(some) == len(header.kernels)]

@@ -29,15 +29,7 @@ from underclock.core.steering import HEATERS, IDLING, SteeringAgenda, fewest_mea
 from underclock.errors import MeasurementError, NoRoomError, UsageError
 from underclock.gpus.models import Latency, SwitchingModel
 from underclock.hw.base import Capability, Measurer
-from underclock.records import (
-    AUTO,
-    Clocks,
-    Kernel,
-    MeasurementSettings,
-    Mix,
-    Plan,
-    SampleSet,
-)
+from underclock.records import AUTO, Clocks, Kernel, MeasurementSettings, Mix, Plan, SampleSet
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated import Scheduled
 from underclock.units import Domain, format_duration

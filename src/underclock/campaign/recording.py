@@ -17,12 +17,7 @@ from underclock.core.tracing.recapture import difference, identity
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Capability, Measurer, Reading
 from underclock.physics.cap import WINDOW_S
-from underclock.records import (
-    ALONE,
-    MeasurementSettings,
-    SampleSet,
-    Window,
-)
+from underclock.records import ALONE, MeasurementSettings, SampleSet, Window
 from underclock.store import SampleFile
 from underclock.units import format_duration
 

@@ -159,14 +159,7 @@ def boost_mhz(gpu: GpuConstants, temperature_c: float) -> float:
     return gpu.boost_mhz - gpu.boost_loss_mhz * steps
 
 
-BY_KERNEL = (
-    "core_mcycles",
-    "dram_mcycles",
-    "xbar_mcycles",
-    "fixed_s",
-    "work_j_per_v2",
-    "dram_j",
-)
+BY_KERNEL = ("core_mcycles", "dram_mcycles", "xbar_mcycles", "fixed_s", "work_j_per_v2", "dram_j")
 """Constants of a kernel, in the order of the derivatives by them."""
 BY_GPU = (
     "exponent",

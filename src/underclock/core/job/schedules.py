@@ -19,15 +19,7 @@ import msgspec
 
 from underclock.errors import DataError, UsageError
 from underclock.records import Evidence, GpuInfo
-from underclock.records.job import (
-    Instruction,
-    InstructionKind,
-    Job,
-    Profile,
-    Rank,
-    Wait,
-    Waiting,
-)
+from underclock.records.job import Instruction, InstructionKind, Job, Profile, Rank, Wait, Waiting
 from underclock.units import name_hint
 
 FORWARD, BACKWARD, WEIGHTS = (

@@ -60,10 +60,7 @@ _ONE_STRETCH = 0.9  # of the launches of a forward: fewer than that together are
 
 
 def stage_profiles(
-    table: CostTable,
-    order: Sequence[int],
-    risk: Costs | None = None,
-    rules: Rules | None = None,
+    table: CostTable, order: Sequence[int], risk: Costs | None = None, rules: Rules | None = None
 ) -> tuple[dict[InstructionKind, Profile], tuple[str, ...]]:
     """Make profiles of a stage's instructions from what its kernels cost; and warnings.
 

@@ -28,15 +28,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.network import Network, colours, network_of, quotient
 from underclock.records.common import AUTO, Clocks
-from underclock.records.job import (
-    TALKS,
-    Held,
-    Instruction,
-    InstructionKind,
-    Job,
-    RankClocks,
-    Span,
-)
+from underclock.records.job import TALKS, Held, Instruction, InstructionKind, Job, RankClocks, Span
 
 
 @dataclass(frozen=True, kw_only=True)

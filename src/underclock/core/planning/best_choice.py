@@ -321,10 +321,7 @@ class Task:
 
 
 def best_choice(
-    table: CostTable,
-    task: Task,
-    risk: RiskModel | None,
-    effort: Effort = Effort.PLAN,
+    table: CostTable, task: Task, risk: RiskModel | None, effort: Effort = Effort.PLAN
 ) -> Candidate | None:
     """Return the best choice; ``None`` where nothing keeps the time budget.
 

@@ -18,14 +18,7 @@ from underclock.core.model.costs import ONE_SIDED, PredictedChange
 from underclock.core.planning.best_choice import with_intervals
 from underclock.core.planning.chance_constraint import RiskModel, room
 from underclock.core.planning.clock_changes import WORTH, Rules, misses, sequence_problem
-from underclock.core.solvers import (
-    Effort,
-    SequenceProblem,
-    Solution,
-    costed,
-    infeasible,
-    solve,
-)
+from underclock.core.solvers import Effort, SequenceProblem, Solution, costed, infeasible, solve
 from underclock.core.step.cost_table import CostTable
 from underclock.core.step.power_capped_step import against_auto, step_cost
 from underclock.records import (
@@ -270,10 +263,7 @@ def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
     There is one: every kernel was measured at the clocks called auto, and staying there is allowed.
     """
     timed = dataclasses.replace(
-        problem,
-        energy_j=problem.time_s,
-        switch_energy_j=problem.switch_time_s,
-        budget_s=math.inf,
+        problem, energy_j=problem.time_s, switch_energy_j=problem.switch_time_s, budget_s=math.inf
     )
     return solve(timed, Effort.PLAN).time_s / table.auto_time_s - 1.0
 

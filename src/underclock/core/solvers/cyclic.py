@@ -333,13 +333,7 @@ def _time_in_segment(problem: SequenceProblem, choice: Ints, order: Ints | None 
 
 
 def _window_costs(
-    order: Ints,
-    table: Floats,
-    switch: Floats,
-    within: Ints,
-    beyond: Ints,
-    begins: Ints,
-    ends: Ints,
+    order: Ints, table: Floats, switch: Floats, within: Ints, beyond: Ints, begins: Ints, ends: Ints
 ) -> Floats:
     """Return what a round costs with each window; one that ends where it begins is empty."""
     # What following a choice from the invocation before costs, and the difference as a prefix sum.

@@ -208,11 +208,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
 
 
 def _assume_links(
-    made: Unseen,
-    source: _Source,
-    sample_set: SampleSet,
-    step: Step,
-    matches: Sequence[Match],
+    made: Unseen, source: _Source, sample_set: SampleSet, step: Step, matches: Sequence[Match]
 ) -> None:
     """Put in what is assumed of collectives that no sample is like."""
     gpu, rows = sample_set.gpu, source.known.fit.rows
@@ -288,11 +284,7 @@ def _posterior(
 
 
 def _table(
-    known: Estimate,
-    step: Step,
-    posterior: Posterior,
-    usable: Bools,
-    matches: Sequence[Match],
+    known: Estimate, step: Step, posterior: Posterior, usable: Bools, matches: Sequence[Match]
 ) -> CostTable:
     """Return costs at locked clocks, auto as boost: what its cap makes of that comes later."""
     kernels, of = step.kernels, known.costs.table
