@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Bools, Floats
 from underclock.campaign.grid import Campaign, Points, SharedRecorder
 from underclock.campaign.recording import Recorder, WindowPolicy
 from underclock.core.design import (
@@ -22,7 +22,7 @@ from underclock.core.design import (
     worth_of_rows,
     worth_of_visits,
 )
-from underclock.core.model.costs import TWO_SIDED, Costs
+from underclock.core.model.costs import TWO_SIDED
 from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import ceiling_mhz, visited
@@ -77,31 +77,20 @@ def worth_of_samples(
             gains, unsure = gains + of_visits, max(unsure, off)
     known = dataclasses.replace(costs, step_error=(0.0, 0.0), locked_error=None)
     made = [known.predicted_change(plan) for plan in plans if plan is not None]
+    # The standard deviation of what is promised. That a step at auto changes nothing is sure
+    # without a sample. So where every plan is auto, it is the plans expected to gain something that
+    # have to be sharp, in time and in energy: they are what is not yet sure to keep the budget.
+    spreads = [change.energy_spread for change in made]
+    if all(plan is None or (plan == table.baseline).all() for plan in plans):
+        plans = [choose_kernels(table, goal, None) for goal in goals]
+        gaining = [known.predicted_change(plan) for plan in plans if plan is not None]
+        spreads = [max(change.energy_spread, change.time_spread) for change in gaining]
     launch_s = np.where(np.isfinite(table.time_s), table.launches.time_s, np.inf)
     return (
         np.where(measurable, gains, 0.0) / np.vectorize(takes_s)(launch_s),
         max([change.energy_spread for change in made], default=0.0),
-        TWO_SIDED * math.hypot(promise_spread(known, goals, plans), unsure),
+        TWO_SIDED * math.hypot(max(spreads, default=np.inf), unsure),
     )
-
-
-def promise_spread(costs: Costs, goals: Sequence[Goal], plans: Sequence[Ints | None]) -> float:
-    """Return the standard deviation of what is promised; the greatest of all goals.
-
-    That a step at auto changes nothing is sure without a sample. So where every plan is auto, it is
-    the plans expected to gain something that have to be sharp, in time and in energy: they are what
-    is not yet sure to keep the budget.
-    """
-    baseline = costs.table.baseline
-    all_auto = all(plan is None or (plan == baseline).all() for plan in plans)
-    if all_auto:
-        plans = [choose_kernels(costs.table, goal, None) for goal in goals]
-    spreads = []
-    for plan in plans:
-        if plan is not None:
-            change = costs.predicted_change(plan)
-            spreads += [change.energy_spread] + [change.time_spread] * all_auto
-    return max(spreads, default=np.inf)
 
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen by its value

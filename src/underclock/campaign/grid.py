@@ -177,9 +177,9 @@ class Campaign:
     @property
     def may_adapt(self) -> bool:
         """Whether this campaign is adaptive on a GPU; a table may still be replayed whole."""
-        named = bool(self.core_mhz or self.mem_mhz) or self.repeats > 1
         if self.clocks is ClockControl.STEER or self.near is not None:
             return True
+        named = bool(self.core_mhz or self.mem_mhz) or self.repeats > 1
         return self.grid is Grid.ADAPTIVE or (self.grid is None and (self.is_limited or not named))
 
     def on(self, measurer: Measurer) -> Grid:

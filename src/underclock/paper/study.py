@@ -45,7 +45,6 @@ from underclock.records import (
     Granularity,
     Kernel,
     Kind,
-    MeasurementSettings,
     Objective,
     Pass,
     Plan,
@@ -160,12 +159,11 @@ class Study(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Where the study is run, and how; by default it measures for as long as the paper."""
+    """Where the study is run, and how."""
 
     gpu: str = PAPERS_GPU
     grid: Grid = Grid.COARSE
     seed: int = 0
-    measuring: MeasurementSettings | None = None
     progress: Callable[[Tally], None] = lambda _tally: None
 
     def note(self, doing: str) -> None:
@@ -262,7 +260,6 @@ def _search(step: Step, conditions: Conditions, gpu: str) -> SampleSet:
             gpu=gpu,
             to=Path(folder) / "samples.db",
             campaign=Campaign(grid=conditions.grid, in_situ=False),
-            measuring=conditions.measuring,
             seed=conditions.seed,
             progress=conditions.progress,
         )
@@ -304,7 +301,6 @@ def _validation(discovered: Plan, conditions: Conditions) -> _Ours:
     runs: dict[str, list[Floats]] = {name: [] for name in arms}
     with open_measurer(
         conditions.gpu,
-        measuring=conditions.measuring,
         seed=conditions.seed + 1,  # another noise than that of the search
         step=discovered.step,
     ) as measurer:
@@ -333,17 +329,24 @@ def _transfers(discovered: Plan, conditions: Conditions) -> _Ours:
     sizes = [(batch, 1) for batch in _BATCHES]
     sizes += [(BATCH_SIZE, degree) for degree in (2, *TENSOR_PARALLEL)]
     found: dict[tuple[int, int], Change] = {}
-    with open_measurer(
-        conditions.gpu,
-        measuring=conditions.measuring,
-        seed=conditions.seed + 2,  # neither the noise of the search nor that of the validation
-    ) as measurer:
+    seed = conditions.seed + 2  # neither the noise of the search nor that of the validation
+    with open_measurer(conditions.gpu, seed=seed) as measurer:
         conditions.note("warming the GPU to a steady temperature")
         measurer.warm([discovered.step.kernels[index] for index in discovered.step.order])
         for batch, degree in sizes:
             conditions.note(f"the discovered clocks at batch {batch}, {degree} GPUs")
             step = trace(WORKLOAD, batch=batch, tp=degree, collectives=0)
-            found[batch, degree] = _carried(measurer, discovered, before_optimizer(step).kernels)
+            kernels = before_optimizer(step).kernels
+            counts = np.array([k.count for k in kernels])
+            # A kernel that the discovered clocks lack is at auto.
+            known = discovered.kernels
+            planned = [known[k.name].clocks if k.name in known else AUTO for k in kernels]
+            before, after = (
+                (_alone(measurer, kernels, clocks, 0) * counts).tolist()
+                for clocks in ([AUTO] * len(kernels), planned)
+            )
+            ratios = (math.fsum(b) / math.fsum(a) for a, b in zip(before, after, strict=True))
+            found[batch, degree] = Change(*(100.0 * (ratio - 1.0) for ratio in ratios))
     smallest = [found[size] for size in sizes if size[0] < min(BATCH)]
     ours: _Ours = {
         "smaller batches: greatest time": max(each.time_pct for each in smallest),
@@ -354,18 +357,6 @@ def _transfers(discovered: Plan, conditions: Conditions) -> _Ours:
     for degree in TENSOR_PARALLEL:
         ours |= _change(f"tensor parallel {degree}", found[BATCH_SIZE, degree])
     return ours
-
-
-def _carried(measurer: Measurer, discovered: Plan, kernels: Sequence[Kernel]) -> Change:
-    """Return what the discovered clocks change of other kernels; one that they lack is at auto."""
-    known = discovered.kernels
-    planned = [known[k.name].clocks if k.name in known else AUTO for k in kernels]
-    counts = np.array([k.count for k in kernels])
-    before, after = (
-        [math.fsum(each) for each in (_alone(measurer, kernels, clocks, 0) * counts).tolist()]
-        for clocks in ([AUTO] * len(kernels), planned)
-    )
-    return Change(*(100.0 * (b / a - 1.0) for a, b in zip(before, after, strict=True)))
 
 
 def _percent(change: Cost | Choice) -> Change:

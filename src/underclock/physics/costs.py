@@ -283,17 +283,19 @@ class LogCosts:
         by[1] = -self._dynamic_share()[:, None] * by[0]
         above_mhz = np.maximum(self.at.core_mhz - gpu.knee_mhz, 0.0)
         rise = gpu.slope_v_per_mhz + 2.0 * gpu.bend_v_per_mhz2 * above_mhz
-        leak_w_per_v = 3.0 * gpu.leak_w_per_v3 * self.at.volts**2 * self._warmth()
+        warmth = 1.0 + gpu.leak_per_c * (self.at.temperature_c - REFERENCE_C)
+        tree_w_per_v2 = gpu.clock_w_per_ghz_v2 * self.at.core_mhz / 1000.0
+        leak_w_per_v = 3.0 * gpu.leak_w_per_v3 * self.at.volts**2 * warmth
         work_w_per_v = 2.0 * self.kernels.work_j_per_v2 * self.at.volts / self.time_s
-        tree_w_per_v = 2.0 * self._clock_w_per_v2() * self.at.volts
+        tree_w_per_v = 2.0 * tree_w_per_v2 * self.at.volts
         by_volt = (leak_w_per_v + tree_w_per_v + work_w_per_v) / self.power_w
         by[1, :, 2] = -gpu.knee_mhz * rise * (above_mhz > 0) * by_volt
         by[1, :, 3] = gpu.slope_v_per_mhz * above_mhz * by_volt
         by[1, :, 4] = gpu.bend_v_per_mhz2 * above_mhz**2 * by_volt
         leak_w = gpu.leak_w_per_v3 * self.at.volts**3
-        by[1, :, 5] = leak_w * self._warmth() / self.power_w
-        by[1, :, 6] = self._clock_w_per_v2() * self.at.volts**2 / self.power_w
-        by[1, :, 7] = leak_w * (self._warmth() - 1.0) / self.power_w
+        by[1, :, 5] = leak_w * warmth / self.power_w
+        by[1, :, 6] = tree_w_per_v2 * self.at.volts**2 / self.power_w
+        by[1, :, 7] = leak_w * (warmth - 1.0) / self.power_w
         memory = slice(len(BY_GPU), len(BY_GPU) + len(points))
         by[1, :, memory] = near * gpu.mem_points_w / self.power_w[:, None]
         return by
@@ -306,9 +308,3 @@ class LogCosts:
         """Return the part of power that falls when a kernel takes longer. Shape (R,)."""
         launch_j = self.kernels.work_j_per_v2 * self.at.volts**2 + self.kernels.dram_j
         return launch_j / self.time_s / self.power_w
-
-    def _warmth(self) -> Floats:
-        return 1.0 + self.at.gpu.leak_per_c * (self.at.temperature_c - REFERENCE_C)
-
-    def _clock_w_per_v2(self) -> Floats:
-        return self.at.gpu.clock_w_per_ghz_v2 * self.at.core_mhz / 1000.0

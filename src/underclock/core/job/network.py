@@ -85,18 +85,6 @@ class Network:
         begins = sweep.begins(taken_s, on, lag_s)
         return np.moveaxis(begins, 0, -1), np.moveaxis(begins + taken_s, 0, -1)
 
-    def due_s(self, taken_s: Floats, budget_s: float) -> Floats:
-        """Return when activities have to end for all to end in time. Shape (A,).
-
-        Args:
-            taken_s: What each takes. Shape (A,).
-        """
-        due = np.full(len(taken_s), budget_s)
-        for at in reversed(self.order):
-            for on, lag_s in self.waits[at]:
-                due[on] = min(due[on], due[at] - taken_s[at] - lag_s)
-        return due
-
     def longest_path(self, duration_s: Floats) -> list[int]:
         """Return the activities of a longest path, the last first; of instructions, (n,)."""
         begins, ends = self._run(duration_s)

@@ -196,7 +196,13 @@ class _Planner:
     def compare(self) -> tuple[dict[Strategy, Found], list[Found]]:
         """Return the clocks of every way that has some, bounded, and the frontier's."""
         finest, aims = list(self.free)[-1], {n: self.aimed(rows) for n, rows in self.free.items()}
-        points = self.frontier(*aims[finest], self.free[finest])
+        # Clocks from the fastest to those of least energy.
+        ways, aim_s = aims[finest]
+        least_s, most_s = ways.range_s(self.free[finest])
+        most = max(_FEWEST, _MOST_STORED // len(self.full.pair))
+        part = np.linspace(0.0, 1.0, min(self.goal.points, most)) ** 2
+        times_s = (least_s + part * (most_s - least_s)).tolist()
+        points = [each for each in ways.free(self.free[finest], times_s, aim_s) if each]
         own: dict[Strategy, Found | None] = {}
         for name, (ways, aim_s) in aims.items():
             [own[name]] = ways.free(self.free[name], [aim_s], aim_s)
@@ -283,14 +289,6 @@ class _Planner:
         """Return how far a choice may be from the least, as a fraction, where nothing scatters."""
         energy_j = self.ways.cost(of.choice)[1]
         return None if of.bound_j is None else max(0.0, 1.0 - of.bound_j / energy_j)
-
-    def frontier(self, ways: Ways, aim_s: float, rows: Bools) -> list[Found]:
-        """Return clocks from the fastest to those of least energy."""
-        least_s, most_s = ways.range_s(rows)
-        most = max(_FEWEST, _MOST_STORED // len(self.full.pair))
-        part = np.linspace(0.0, 1.0, min(self.goal.points, most)) ** 2
-        times_s = (least_s + part * (most_s - least_s)).tolist()
-        return [each for each in ways.free(rows, times_s, aim_s) if each]
 
     def stored(self, points: Sequence[Found], ours: Found) -> tuple[JobPoint, ...]:
         """Return the points that no other beats, fastest first, and the chosen one."""

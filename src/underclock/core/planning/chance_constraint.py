@@ -176,17 +176,6 @@ class _Search:
         candidate = Candidate(setting=setting, status=Status.BOUNDED, gap=None)
         return self._late(self._met(candidate)) <= _SMALL
 
-    def proven(self) -> Candidate | None:
-        """Return the best choice, and how far it can be from the best that keeps the budget."""
-        if self.best is None or self.free is None:
-            return None
-        (best, change), (free, freed) = self.best, self.free
-        if best is free or free.gap is None:
-            return Candidate(setting=best.setting, status=free.status, gap=free.gap)
-        # Whatever keeps the budget with confidence keeps it as expected.
-        bound = (1.0 + freed.energy_change) * (1.0 - free.gap)
-        return Candidate.bounded(best.setting, bound, 1.0 + change.energy_change)
-
     def _met(self, candidate: Candidate) -> PredictedChange:
         """Take a choice if it is better than the best; say what it changes."""
         change = self.risk.predicted_change(candidate.setting)
@@ -246,4 +235,11 @@ def within_confidence(
     if parts is not None:
         search.by_price()
         search.in_part(*parts)
-    return search.proven()
+    if search.best is None or search.free is None:
+        return None
+    (best, change), (free, freed) = search.best, search.free
+    if best is free or free.gap is None:
+        return Candidate(setting=best.setting, status=free.status, gap=free.gap)
+    # Whatever keeps the budget with confidence keeps it as expected.
+    bound = (1.0 + freed.energy_change) * (1.0 - free.gap)
+    return Candidate.bounded(best.setting, bound, 1.0 + change.energy_change)

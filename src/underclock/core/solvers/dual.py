@@ -68,9 +68,18 @@ class DualSearch:
         Returns:
             Whether there are any; if not, no cycle is fast enough.
         """
-        fast = self._fastest()
-        if fast is None:
+        # A path within the time, switches not counted.
+        hurry = replace(
+            self.ring,
+            energy=np.zeros_like(self.ring.energy),
+            switch_energy=np.zeros_like(self.ring.switch_energy),
+        )
+        lagrangian = lagrangian_of(hurry, 1.0)
+        least, choice = shortest_path(hurry, lagrangian, self.through)
+        if least > self.latest + lagrangian.error:
             return False
+        fast = self._path(choice)
+        self.paths.append(fast)
         slow: Path | None = None
         low, high, time, step = 0.0, math.inf, start or 0.0, _STEP
         for _ in range(_STEPS if start else 0):
@@ -114,20 +123,6 @@ class DualSearch:
         bound = least - limits - lagrangian.error - 1e-15 * limits
         if bound > self.bound:
             self.time, self.switch, self.bound = time, switch, bound
-        return self.paths[-1]
-
-    def _fastest(self) -> Path | None:
-        """Return a path within the time, if there is one, switches not counted."""
-        hurry = replace(
-            self.ring,
-            energy=np.zeros_like(self.ring.energy),
-            switch_energy=np.zeros_like(self.ring.switch_energy),
-        )
-        lagrangian = lagrangian_of(hurry, 1.0)
-        least, choice = shortest_path(hurry, lagrangian, self.through)
-        if least > self.latest + lagrangian.error:
-            return None
-        self.paths.append(self._path(choice))
         return self.paths[-1]
 
     def _path(self, choice: Ints) -> Path:
