@@ -88,11 +88,9 @@ class Fading:
         return twice_w
 
     def weights(self, time_s: Floats, windows: Floats) -> Floats:
-        """Return how much a joule of each launch counts in some windows together. Shape (n,).
+        """Return how much a joule of each launch counts in some windows together. Shapes (n,).
 
-        Args:
-            time_s: Of every launch. Shape (n,).
-            windows: How much the window that ends with each launch counts. Shape (n,).
+        ``windows`` is how much the window that ends with each launch counts.
         """
         past = time_s / self.each_s
         left, early = np.exp(-past), early_part(past)

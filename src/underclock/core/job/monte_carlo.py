@@ -150,11 +150,7 @@ def reserved(table: JobTable, auto: RowChoice, part: float, scale: float) -> Job
     taken_s, budget_s = network.taken_s(auto_s), float(network.iteration_s(auto_s))
     wanted_s, longer_s = np.where(planned, part * taken_s / _SHARES, 0.0), taken_s.copy()
     for _ in range(_SHARES):
-        # When activities have to end for all to end in time. Shape (A,).
-        due_s, ends_s = np.full(len(taken_s), budget_s), np.zeros(len(taken_s))
-        for at in reversed(network.order):
-            for on, lag_s in network.waits[at]:
-                due_s[on] = min(due_s[on], due_s[at] - longer_s[at] - lag_s)
+        due_s, ends_s = network.due_s(longer_s, budget_s), np.zeros(len(taken_s))
         for at in network.order:
             begin_s = max((ends_s[on] + lag_s for on, lag_s in network.waits[at]), default=0.0)
             room_s = max(due_s[at] - begin_s - longer_s[at], 0.0)

@@ -46,11 +46,7 @@ class Network:
         return by_activity, firsts
 
     def taken_s(self, duration_s: Floats) -> Floats:
-        """Return what activities take: the longest of what meets. Shape (..., A).
-
-        Args:
-            duration_s: Of each instruction. Shape (..., n).
-        """
+        """Return what activities take, (..., A): the longest instruction, (..., n), that meets."""
         by_activity, firsts = self._members
         return np.maximum.reduceat(duration_s[..., by_activity], firsts, axis=-1)
 
@@ -85,6 +81,14 @@ class Network:
         begins = sweep.begins(taken_s, on, lag_s)
         return np.moveaxis(begins, 0, -1), np.moveaxis(begins + taken_s, 0, -1)
 
+    def due_s(self, taken_s: Floats, budget_s: float) -> Floats:
+        """Return when activities that take so long, (A,), have to end for all to end in time."""
+        due = np.full(len(taken_s), budget_s)
+        for at in reversed(self.order):
+            for on, lag_s in self.waits[at]:
+                due[on] = min(due[on], due[at] - taken_s[at] - lag_s)
+        return due
+
     def longest_path(self, duration_s: Floats) -> list[int]:
         """Return the activities of a longest path, the last first; of instructions, (n,)."""
         begins, ends = self._run(duration_s)
@@ -96,10 +100,7 @@ class Network:
     def blocked_s(self, duration_s: Floats) -> Floats:
         """Return how long each rank's first stream does nothing. Shape (..., ranks).
 
-        What meets counts as done for as long as its instruction takes by itself.
-
-        Args:
-            duration_s: Of each instruction. Shape (..., n).
+        What meets counts as done for as long as its instruction, (..., n), takes by itself.
         """
         ranks = np.arange(int(self.rank.max()) + 1)
         firsts = np.searchsorted(self.rank, ranks)

@@ -122,11 +122,7 @@ class Goal:
 
 
 def choice_cost(table: CostTable, setting: Ints) -> Cost:
-    """Return what a choice costs, against auto: under a power cap, of the step as it settles.
-
-    Args:
-        setting: Of each kernel. Shape (K,).
-    """
+    """Return what a setting of each kernel, (K,), costs: under a power cap, as the step settles."""
     if table.power_cap is not None:
         return step_cost(table, setting[table.power_cap.order])
     rows = np.arange(len(table.kernels))
@@ -136,13 +132,10 @@ def choice_cost(table: CostTable, setting: Ints) -> Cost:
 
 
 def as_neighbours(table: CostTable, setting: Ints) -> Ints:
-    """Return a choice in which overlapped kernels have the clocks of the kernels over them.
+    """Return a setting of each kernel, (K,), overlapped ones with that of the kernels over them.
 
     A kernel has one setting, and its launches may have several neighbours: most of their time
     decides. Where the order is not known, all of the step does.
-
-    Args:
-        setting: Of each kernel. Shape (K,).
     """
     hidden = overlapped(table.kernels)
     if not hidden.any():
@@ -167,8 +160,7 @@ def as_neighbours(table: CostTable, setting: Ints) -> Ints:
 def choices(table: CostTable, setting: Ints, order: Ints | None = None) -> dict[str, Choice]:
     """Return the clocks of every kernel and what they do to it.
 
-    Args:
-        setting: Of each kernel, shape (K,), or of each launch of ``order``, both of shape (n,).
+    Settings are of each kernel, (K,), or of each launch of ``order``, both of shape (n,).
     """
     by_kernel, at_auto, launches = {}, auto_core_mhz(table), np.zeros(table.time_s.shape)
     np.add.at(launches, (np.arange(len(setting)) if order is None else order, setting), 1)
@@ -208,10 +200,9 @@ _ROUNDED = 1e-9  # of a time or an energy: what rounding leaves
 
 
 def is_held(table: CostTable, choice: Ints) -> bool:
-    """Whether the cap lowers clocks of a schedule; never where there is none, or auto is measured.
+    """Whether the cap lowers clocks of a schedule, a setting of each launch, (n,).
 
-    Args:
-        choice: Setting of each launch. Shape (n,).
+    Never where there is no cap, or auto is measured.
     """
     cap = table.power_cap
     if cap is None or (choice == table.baseline).all():
@@ -222,14 +213,11 @@ def is_held(table: CostTable, choice: Ints) -> bool:
 
 
 def as_it_runs(table: CostTable, groups: Grouped, setting: Ints) -> Ints:
-    """Return the same choice, no group asking for a higher clock than the cap leaves it.
+    """Return a setting of each kernel, (K,), none asking for a higher clock than the cap leaves it.
 
     A ceiling that is taken to follow the mean at once makes them the same. A real one moves bin by
     bin: it climbs while launches at low clocks run, and what asks for more runs above where it
     would settle until it has come down.
-
-    Args:
-        setting: Of each kernel. Shape (K,).
     """
     order = cap_of(table).order
     reached_mhz = np.zeros(len(groups.time_s))
@@ -253,13 +241,10 @@ def as_it_runs(table: CostTable, groups: Grouped, setting: Ints) -> Ints:
 
 
 def held_candidate(table: CostTable, groups: Grouped, effort: Effort, setting: Ints) -> Candidate:
-    """Say how good a choice is that the cap holds, as it settles, heat apart.
+    """Say how good a setting of each kernel, (K,), is that the cap holds, as it settles; no heat.
 
     No choice within the limit takes less energy in as much time than the solver finds without a
     cap.
-
-    Args:
-        setting: Of each kernel. Shape (K,).
     """
     cap = cap_of(table)
     settled = settled_step(table, setting[cap.order])

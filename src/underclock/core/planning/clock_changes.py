@@ -84,13 +84,10 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
 
 
 def unchanged(kernels: Sequence[Kernel], order: Ints) -> Bools:
-    """Return before which launches clocks must stay as they are. Shape (n,).
+    """Return before which launches, each of a kernel, (n,), clocks must stay as they are.
 
     Changing clocks round a collective that is waited for delays every GPU that waits in it. An
     overlapped launch has the clocks of the launches before it.
-
-    Args:
-        order: Kernel of each launch. Shape (n,).
     """
     hidden = overlapped(kernels)
     collective = np.array(
@@ -193,12 +190,7 @@ def usual_misses(
     """Return what changes cost on average where they are made, in time and energy. Shapes (S, S).
 
     They are made where the launch before fares better at the clocks before, and the launch behind
-    at those behind.
-
-    Args:
-        order: Kernel of each launch. Shape (n,).
-        jitter_s: Standard deviation of a change's delay, row to column. Shape (S, S).
-        power_w: Mean power of the step; says what a second is worth.
+    at those behind. Arguments are those of `misses`.
     """
     if not jitter_s.any():
         return jitter_s, jitter_s

@@ -297,11 +297,9 @@ class TradeoffSolution:
 def solve_tradeoff(
     problem: TradeoffProblem, times_s: Sequence[float], engine: Engine | None = None
 ) -> tuple[TradeoffSolution, ...]:
-    """Return the least cost within each of the times, in their order, with a proof.
+    """Return the least cost of ending within each of the times, in their order, with a proof.
 
-    Args:
-        times_s: Within which all activities are to end.
-        engine: What is asked for plans and multipliers; `engine_of` says which unless given.
+    Plans and multipliers are the engine's, `engine_of` unless given.
     """
     least_s, most_s = problem.range_s
     if engine is None and least_s < most_s:

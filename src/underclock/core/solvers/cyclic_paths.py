@@ -149,12 +149,7 @@ class Lagrangian:
 
 
 def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
-    """Add multiplied time and switches to the energy of a ring's items and changes.
-
-    Args:
-        time: Multiplier, in joules per second.
-        switch: In joules per change of setting.
-    """
+    """Add time, at joules per second, and switches, at joules each, to a ring's energy."""
     cost = ring.energy + time * ring.time
     half = 0.5 * cost[0]
     cost[0] = half
@@ -176,16 +171,10 @@ def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
 
 
 def _product(change: Floats, flat: Floats) -> Callable[[], Floats | float]:
-    """Return what combines the costs in ``flat`` with a table of changes.
-
-    It returns the least cost over sources of each target, (S,), valid until it is called again; one
-    number where every change costs the same, so that the cheapest source is so for all targets. To
-    stay is not in that number.
-
-    Args:
-        change: `Lagrangian.change`, (C, S, S).
-        flat: Cost of each source by class of dwell, as it is when the product is called. (C S,).
-    """
+    """Return what combines costs of sources by class of dwell, (C S,), with changes, (C, S, S)."""
+    # It takes the costs as they are when it is called, and returns the least over sources of each
+    # target, (S,), valid until it is called again; one number where every change costs the same, so
+    # that the cheapest source is so for all targets. To stay is not in that number.
     classes, settings, _ = change.shape
     off = change.copy()
     np.fill_diagonal(off[0], np.inf)
@@ -217,13 +206,9 @@ def _product(change: Floats, flat: Floats) -> Callable[[], Floats | float]:
 
 
 def _forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
-    """Return `ahead` of the module: by last boundary at which the segment may start.
-
-    The last row is ``inf``. Shape (m + 2, S).
-
-    Args:
-        start: Cost of being at a setting at the cut; the half of item 0 not included. Shape (S,).
-    """
+    """Return `ahead` of the module: by last boundary at which the segment may start."""
+    # The last row is ``inf``. Shape (m + 2, S). ``start`` is the cost of being at a setting at the
+    # cut, (S,), the half of item 0 not included.
     items, settings = ring.time.shape
     classes = len(lagrangian.change)
     ahead = np.full((items + 2, settings), np.inf)

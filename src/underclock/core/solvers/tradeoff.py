@@ -202,12 +202,9 @@ class Sweep:
         ]
 
     def begins(self, taken_s: Floats, on: Ints, lag_s: Floats) -> Floats:
-        """Return when activities begin if each does as early as it can. Shape (A, ...).
+        """Return when activities that take so long begin as early as they can. Shapes (A, ...).
 
-        Args:
-            taken_s: By each activity. Shape (A, ...).
-            on: What each link waits for. Shape (E,).
-            lag_s: After that. Shape (E,).
+        Links wait for activities ``on``, (E,), and a lag, (E,), after that.
         """
         begins_s, ends_s = np.zeros_like(taken_s), taken_s.copy()
         lag_s = lag_s.reshape(-1, *[1] * (taken_s.ndim - 1))

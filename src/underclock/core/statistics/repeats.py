@@ -102,9 +102,8 @@ def counts_for(square: Floats, scatter: Floats) -> Floats:
     A run is ordinary, or one in twenty is odd and ten times as far off. The further off, the surer
     it is odd; then its distance is all that is known of how far such a run is off.
 
-    Args:
-        square: Expected square of their distance from the mean. Shape (N,).
-        scatter: Usual standard deviation of each. Shape (N,).
+    ``square`` is the expected one of their distance from the mean, ``scatter`` the usual standard
+    deviation of each. Shapes (N,).
     """
     away2 = square / scatter**2
     ordinary = _TIMES * np.exp(-0.5 * np.minimum(away2, _SURE) * (1.0 - _TIMES**-2.0))
@@ -184,11 +183,9 @@ def find_change(values: Floats, lead: int, tail: int) -> tuple[int, int] | None:
 
 
 def moves(values: Floats, width: int) -> Iterator[tuple[int, int, bool]]:
-    """Find every change of level in a sequence that may have many.
+    """Find every change of level among readings in turn, (N,), that may have many.
 
-    Args:
-        values: Readings in turn. Shape (N,).
-        width: Readings on each side that are compared: levels that last less are not seen.
+    So many readings on each side are compared: levels that last less are not seen.
 
     Yields:
         Of each, as `find_change`, the two readings; and whether values rise.

@@ -292,11 +292,9 @@ def cost_table(
 
 
 def share_of_sum(launches: Floats, costs: Floats) -> Floats:
-    """Return what part of a sum each entry is. Shape (K, S).
+    """Return what part of a sum launches of each kernel at each setting are. Shapes (K, S).
 
-    Args:
-        launches: Of each kernel at each setting. Shape (K, S).
-        costs: Of one launch; not looked at where none is. Shape (K, S).
+    Costs are of one launch, and not looked at where none is.
     """
     parts = np.where(launches > 0.0, launches * np.where(np.isfinite(costs), costs, 0.0), 0.0)
     return parts / math.fsum(parts.ravel())
@@ -415,11 +413,7 @@ def waited_shares(kernels: Sequence[Kernel]) -> Floats:
 
 
 def at_any_clocks(kernels: Sequence[Kernel], costs: Floats, baseline: int) -> Floats:
-    """Return costs, equal at all settings for a kernel that is overlapped. Shape (K, S).
-
-    Args:
-        costs: Shape (K, S).
-    """
+    """Return costs, (K, S), equal at all settings for a kernel that is overlapped."""
     return np.where(overlapped(kernels)[:, None], costs[:, [baseline]], costs)
 
 
@@ -439,11 +433,7 @@ def shared_out(kernels: Sequence[Kernel], order: Ints, of_launches: Floats, tota
 
 
 def overlap_notes(kernels: Sequence[Kernel], launch_s: Floats) -> tuple[str, ...]:
-    """Return a warning about overlapped launches; empty where none are.
-
-    Args:
-        launch_s: What a launch of each takes at auto. Shape (K,).
-    """
+    """Return a warning about overlapped launches, if any, from what one takes at auto, (K,)."""
     some = np.array([kernel.waited_for < 1.0 for kernel in kernels], dtype=bool)
     if not some.any():
         return ()

@@ -45,10 +45,9 @@ def driver_says(reasons: ThrottleReason | None) -> bool | None:
 
 
 def is_power_capped(samples: Sequence[Window], limit_w: float) -> Bools:
-    """Return which samples the power cap held.
+    """Return which samples of one campaign the power cap held.
 
-    Args:
-        samples: Of one campaign; where the driver was asked of any, what it said decides for all.
+    Where the driver was asked of any, what it said decides for all.
     """
     said = [driver_says(sample.throttle_reasons) for sample in samples]
     if any(word is not None for word in said):

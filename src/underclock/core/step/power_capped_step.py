@@ -51,10 +51,7 @@ def lag_of(
 ) -> tuple[float, float]:
     """Return how much longer, and by how much more energy, a lag lets a step run than a known one.
 
-    Both against what `settle` says of them.
-
-    Args:
-        mean_w: What the known one drew.
+    Both against what `settle` says of them; the known one drew ``mean_w``.
     """
     limit_w = known[0].limit_w
     if min(_round_s(*known), _round_s(*new)) < WINDOW_S:
@@ -275,24 +272,16 @@ def heat_w(table: CostTable, choice: Ints, settled: SettledStep) -> float:
 
 
 def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
-    """Return what the step takes with one setting for all launches; ``inf`` where unknown.
-
-    Returns:
-        Time in s and energy in J. Shapes (S,).
-    """
+    """Return time in s and energy in J of the step at each one setting, (S,); inf where unknown."""
     (time_s,), (energy_j,) = fixed_part_costs(table, np.zeros_like(cap_of(table).order))
     time_s[table.baseline], energy_j[table.baseline] = table.auto_time_s, table.auto_energy_j
     return time_s, energy_j
 
 
 def fixed_part_costs(table: CostTable, part: Ints) -> tuple[Floats, Floats]:
-    """Return what parts of the step take with one setting for all launches; ``inf`` where unknown.
+    """Return time in s and energy in J of parts of the step at each one setting. Shapes (P, S).
 
-    Args:
-        part: Of each launch, counted from 0. Shape (n,).
-
-    Returns:
-        Time in s and energy in J, P parts. Shapes (P, S).
+    Parts are of each launch, (n,), counted from 0; costs are ``inf`` where unknown.
     """
     cap, launches = cap_of(table), table.launches
     known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
@@ -412,11 +401,7 @@ class Grouped:
         return np.asarray(choice, dtype=np.int64)[self.member]
 
     def added(self, of_kernels: Floats) -> Floats:
-        """Add up something of kernels at each setting. Shape (G, S).
-
-        Args:
-            of_kernels: Shape (K, S).
-        """
+        """Add up something of kernels, (K, S), at each setting. Shape (G, S)."""
         sums = np.zeros((len(self.time_s), of_kernels.shape[1]))
         np.add.at(sums, self.member, of_kernels)
         return sums

@@ -190,14 +190,12 @@ class KindLaws:
     def resized(
         self, source: Floats, cov: Floats, known: Floats, work: Floats, alike: float
     ) -> tuple[Floats, Floats, Floats]:
-        """Return what a kernel of the role of another is expected to be.
+        """Return what a kernel of the role of a source is expected to be.
 
         Args:
-            source: Parameters of the other. Shape (P,).
-            cov: Of these. Shape (P, P).
-            known: Its FLOPs and bytes. Shape (2,).
-            work: Of the new one. Shape (2,).
-            alike: How much of what its size changes holds for the other size too.
+            source: Parameters of the source, (P,), with covariances, (P, P).
+            known: Its FLOPs and bytes; those of the new one are ``work``. Shapes (2,).
+            alike: How much of what its size changes holds for the new size too.
 
         Returns:
             Parameters, (P,), how they move with the source's and what is unsure besides, (P, P).
