@@ -12,8 +12,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -95,25 +95,12 @@ def switching_model(table: LatencyTable | None) -> SwitchingModel | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeSteps:
-    """Runs the step whole, at clocks that are held or under the plan."""
+class WholeSteps(NamedTuple):
+    """What runs the step whole, at clocks that are held or under the plan."""
 
     measurer: Measurer  # holds clocks
     led: Measurer | None  # runs the step under the plan; ``None`` where its clocks do not change
     kernels: Sequence[Kernel]  # of each launch
-
-    def run(self, clocks: Sequence[Clocks], repeat: int) -> Floats:
-        """Run one arm at its own heat; return time in s and energy in J of a step. Shape (2,)."""
-        held = clocks[0] if len(set(clocks)) == 1 else None
-        measurer = self.led if held is None else self.measurer
-        if measurer is None:
-            raise AssertionError("an arm whose clocks change was opened with what runs it")
-        with measurer.hold(held or AUTO):
-            measurer.warm(self.kernels)
-            readings = [measurer.measure(self.kernels, repeat) for _ in range(WINDOWS)]
-        means: Floats = np.mean([[each.time_s, each.energy_j] for each in readings], axis=0)
-        return means
 
 
 def run_in_turns(
@@ -123,21 +110,31 @@ def run_in_turns(
     progress: Callable[[Tally], None],
 ) -> dict[str, Floats]:
     """Run every arm as often as asked; return a step's time in s, energy in J. Shapes (N, 2)."""
-    names, measurer = list(arms), steps.measurer
+    names, kernels = list(arms), steps.kernels
     doing = " and ".join(("auto", "the plan", *("the best fixed clock" for _ in names[2:])))
-    started_s = measurer.now_s()
+    started_s = steps.measurer.now_s()
 
     def tell(done: int, doing: str) -> None:
-        progress(Tally(done=done, total=repeats, gpu_s=measurer.now_s() - started_s, doing=doing))
+        gpu_s = steps.measurer.now_s() - started_s
+        progress(Tally(done=done, total=repeats, gpu_s=gpu_s, doing=doing))
 
     tell(0, "warming the GPU to a steady temperature")
-    measurer.warm(steps.kernels)
+    steps.measurer.warm(kernels)
     totals: dict[str, list[Floats]] = {name: [] for name in names}
     for repeat in range(repeats):
         tell(repeat, f"run {repeat + 1} of {doing}")
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
-            totals[name].append(steps.run(arms[name], repeat))
+            # Each arm runs at its own heat.
+            held = arms[name][0] if len(set(arms[name])) == 1 else None
+            measurer = steps.led if held is None else steps.measurer
+            if measurer is None:
+                raise AssertionError("an arm whose clocks change was opened with what runs it")
+            with measurer.hold(held or AUTO):
+                measurer.warm(kernels)
+                readings = [measurer.measure(kernels, repeat) for _ in range(WINDOWS)]
+            of_step = np.mean([[each.time_s, each.energy_j] for each in readings], axis=0)
+            totals[name].append(of_step)
     tell(repeats, "done")
     return {name: np.stack(runs) for name, runs in totals.items()}
 

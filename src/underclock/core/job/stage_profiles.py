@@ -82,7 +82,16 @@ def stage_profiles(
             hint="give samples of a traced step, or leave --latency away: one clock for each",
         )
     stage = _Stage(table, order, risk)
-    time_s, energy_j = stage.at_one_setting()
+    # Time and energy with one setting for all launches. Shapes (I, S).
+    if table.power_cap is not None:
+        time_s, energy_j = fixed_part_costs(table, stage.member)
+    else:
+        counts, launch = np.zeros((len(stage.kinds), len(table.kernels))), table.launches
+        np.add.at(counts, (stage.member, stage.order), 1.0)
+        time_s, energy_j = (
+            np.stack([row[row > 0.0] @ each[row > 0.0] for row in counts])
+            for each in (launch.time_s, launch.energy_j)
+        )
     warnings = list(stage.warnings)
     profiles = {}
     for i, kind in enumerate(stage.kinds):
@@ -148,19 +157,6 @@ class _Stage:
             self.warnings.append(
                 "instructions are sums of kernels measured alone: no cap, no heat of the step"
             )
-
-    def at_one_setting(self) -> tuple[Floats, Floats]:
-        """Return time and energy with one setting for all launches. Shapes (I, S)."""
-        if self.table.power_cap is not None:
-            return fixed_part_costs(self.table, self.member)
-        launches = self.table.launches
-        counts = np.zeros((len(self.kinds), len(self.table.kernels)))
-        np.add.at(counts, (self.member, self.order), 1.0)
-        time_s, energy_j = (
-            np.stack([row[row > 0.0] @ each[row > 0.0] for row in counts])
-            for each in (launches.time_s, launches.energy_j)
-        )
-        return time_s, energy_j
 
     @cached_property
     def at_auto(self) -> Ints:

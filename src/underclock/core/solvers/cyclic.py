@@ -75,7 +75,16 @@ def solve_cyclic(
     best = Incumbent(problem, judge)
     for choice in start:
         best.offer(choice)
-    best.offer_constants()
+    # The best single setting, if better. They are judged one by one: a sum near the budget or near
+    # the best is only nearly right.
+    count = np.bincount(problem.order, minlength=len(problem.time_s))
+    used = count > 0
+    time_s, energy_j = (count[used] @ of[used] for of in (problem.time_s, problem.energy_j))
+    better = (time_s <= problem.latest_s * (1 + 1e-9)) & (energy_j < best.energy)
+    for s in np.flatnonzero(better)[np.argsort(energy_j[better])].tolist():
+        best.offer(np.full(len(problem.order), s))
+        if best.choice is not None and best.energy <= energy_j[s]:
+            break
     heaviest = int(problem.energy_j.min(axis=1)[problem.order].argmax())
     ring = problem.laid_out[heaviest] = problem.laid_out.get(heaviest) or ring_of(problem, heaviest)
     if ring is None:
@@ -135,20 +144,6 @@ class Incumbent:
         if late_s <= 0.0 and energy_j < self.energy:
             self.choice, self.energy = choice.astype(np.int64), energy_j
         return late_s
-
-    def offer_constants(self) -> None:
-        """Take the best single setting, if better."""
-        n = len(self.problem.order)
-        count = np.bincount(self.problem.order, minlength=len(self.problem.time_s))
-        used = count > 0
-        time = count[used] @ self.problem.time_s[used]
-        energy = count[used] @ self.problem.energy_j[used]
-        # Judged one by one: a sum near the budget or near the best is only nearly right.
-        better = (time <= self.problem.latest_s * (1 + 1e-9)) & (energy < self.energy)
-        for s in np.flatnonzero(better)[np.argsort(energy[better])].tolist():
-            self.offer(np.full(n, s))
-            if self.choice is not None and self.energy <= energy[s]:
-                break
 
     def answer(self, bound: float) -> Solution:
         """Return the schedule with its status."""

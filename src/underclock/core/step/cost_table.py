@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +32,7 @@ _FEWEST = 3  # kernels of a kind, at least, whose mean is the power of that kind
 _CLOSES = 0.05  # of the step's energy, by which kernels alone do not add up to it: 4.5 % on an H200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unmeasured:
+class Unmeasured(NamedTuple):
     """Time and power at auto imputed for kernels that never ran by themselves."""
 
     places: Ints  # which kernels they are, (U,)
@@ -44,14 +44,12 @@ class Unmeasured:
     def without(self, reached: Ints) -> "Unmeasured":
         """Return what is imputed for the kernels not reached."""
         kept = ~np.isin(self.places, reached)
-        arrays = ("places", "time_s", "power_w", "spread")
-        return dataclasses.replace(self, **{name: getattr(self, name)[kept] for name in arrays})
+        time_s, power_w, spread = (each[kept] for each in (self.time_s, self.power_w, self.spread))
+        return Unmeasured(self.places[kept], time_s, power_w, spread, self.warnings)
 
 
 def unmeasured(sample_set: SampleSet) -> Unmeasured:
     """Impute kernels without a sample from the whole step; none where it was not timed."""
-    none = np.zeros(0)
-    empty = Unmeasured(places=none.astype(np.int64), time_s=none, power_w=none, spread=none)
     reached = {sample.kernel for sample in sample_set.samples}
     missing = [k for k, one in enumerate(sample_set.kernels) if one.name not in reached]
     launch_s = in_step_s(sample_set) if missing and sample_set.in_situ else None
@@ -64,7 +62,7 @@ def unmeasured(sample_set: SampleSet) -> Unmeasured:
         power_w = np.array([energy_j / time_s for energy_j, time_s in sums.values()])
     known = np.flatnonzero(np.isfinite(power_w))
     if launch_s is None or not len(known):
-        return empty
+        return Unmeasured(np.zeros(0, dtype=np.int64), *np.zeros((3, 0)))
     places = np.array(missing, dtype=np.int64)
     taken_s = launch_s * [kernel.waited_count for kernel in sample_set.kernels]
     # Every kernel as those of its kind, and then all as what they leave of the step asks.
@@ -91,13 +89,8 @@ def unmeasured(sample_set: SampleSet) -> Unmeasured:
         "step's time: times are those inside the step, powers what other kernels leave of the "
         "step's, both less sure at other clocks; `underclock measure` goes on from here"
     )
-    return Unmeasured(
-        places=places,
-        time_s=launch_s[places],
-        power_w=expected_w,
-        spread=np.sqrt(variance) / expected_w,
-        warnings=(warning,),
-    )
+    spread = np.sqrt(variance) / expected_w
+    return Unmeasured(places, launch_s[places], expected_w, spread, (warning,))
 
 
 def step_mhz(sample_set: SampleSet) -> float | None:

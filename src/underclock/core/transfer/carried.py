@@ -297,7 +297,6 @@ def _table(
     time_s, energy_j = (np.where(can, each, math.inf) for each in costs)
     counts = overlapped_counts(kernels)
     beside_j = drawn_beside_j(known.fit.model, posterior, counts, cap.boost)
-    baseline = len(posterior.settings)
     left = np.array([not match.way.is_told for match in matches])
     time_s = np.column_stack([time_s, time_s[:, cap.boost]])
     energy_j = np.column_stack([energy_j, energy_j[:, cap.boost]]) + beside_j[:, None]
@@ -305,18 +304,16 @@ def _table(
     missed = of.missed  # the cap of the known step is at the scale of its auto
     if beside_j.any():
         beside_j = beside_j / missed.energy
-    return CostTable(
+    return dataclasses.replace(
+        of,
         kernels=kernels,
-        settings=of.settings,
         time_s=at_any_clocks(kernels, time_s, cap.boost) / missed.time,
         energy_j=at_any_clocks(kernels, energy_j, cap.boost) / missed.energy,
-        baseline=baseline,
-        closure=of.closure,
-        power_cap=cap,
-        heat=of.heat,
+        baseline=len(posterior.settings),
         beside_j=beside_j if beside_j.any() else None,
         left=left if left.any() else None,
         warnings=(*step.warnings, *overlap_notes(kernels, launch_s)),
+        held=None,
     )
 
 
