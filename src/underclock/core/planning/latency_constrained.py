@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -112,8 +111,7 @@ def achieved(
     return arm, schedule, step.budget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Believed:
+class _Believed(NamedTuple):
     """What is believed of a schedule."""
 
     cost: Cost  # of the step as it settles
@@ -150,12 +148,8 @@ class _Step:
             change = None if self.risk is None else self.risk.predicted_schedule(choice)
             margin = 0.0 if change is None else room(change.time_spread, TOLERANCE)
             overrun = cost.time_change + margin - self.budget
-            self._known[key] = _Believed(
-                cost=cost,
-                change=change,
-                overrun=overrun,
-                aim=planned.time_s / self.table.auto_time_s - 1.0 - overrun,
-            )
+            aim = planned.time_s / self.table.auto_time_s - 1.0 - overrun
+            self._known[key] = _Believed(cost, change, overrun, aim)
         return self._known[key]
 
     def judged(self, choice: Ints) -> tuple[float, float]:

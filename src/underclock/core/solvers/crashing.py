@@ -12,8 +12,7 @@ variables, P = E + 2 A + 2 Q amounts that are not negative.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import scipy
@@ -283,8 +282,7 @@ def engine_of(problem: TradeoffProblem, *, times: int) -> Engine:
     return Onwards(problem, highspy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TradeoffSolution:
+class TradeoffSolution(NamedTuple):
     """The least cost within a time, and why it cannot be less."""
 
     status: Status  # optimal to `PROVEN`, feasible within the gap to ``bound_j``, or infeasible
@@ -307,13 +305,8 @@ def solve_tradeoff(
     solved = {}
     for at in sorted(range(len(times_s)), key=lambda at: -times_s[at]):  # the longest first
         if not times_s[at] >= least_s * (1.0 - SLACK):
-            solved[at] = TradeoffSolution(
-                status=Status.INFEASIBLE,
-                duration_s=np.zeros(0),
-                time_s=math.inf,
-                cost_j=math.inf,
-                bound_j=math.inf,
-            )
+            nothing, inf = np.zeros(0), math.inf
+            solved[at] = TradeoffSolution(Status.INFEASIBLE, nothing, inf, inf, inf)
             continue
         time_s = max(times_s[at], least_s)
         said = engine.at(time_s) if engine is not None and time_s < most_s else None
@@ -324,11 +317,9 @@ def solve_tradeoff(
         cost_j = problem.cost_j(duration_s)
         bound_j = min(cost_j, problem.bound_j(*said[1:], time_s))
         proven = cost_j - bound_j <= PROVEN * problem.at_stake_j
-        solved[at] = TradeoffSolution(
-            status=Status.OPTIMAL if proven else Status.BOUNDED,
-            duration_s=duration_s,
-            time_s=problem.makespan_s(duration_s),
-            cost_j=cost_j,
-            bound_j=bound_j,
+        status, time_s = (
+            Status.OPTIMAL if proven else Status.BOUNDED,
+            problem.makespan_s(duration_s),
         )
+        solved[at] = TradeoffSolution(status, duration_s, time_s, cost_j, bound_j)
     return tuple(solved[at] for at in range(len(times_s)))

@@ -15,6 +15,7 @@ Shape letters: m items, S settings, P planes.
 import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -30,8 +31,7 @@ _RESTARTS = 6  # searches on a part of the settings, before all are searched
 _LATE = 6  # paths at the end of a search whose settings matter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class Path(NamedTuple):
     """A path once round the ring, which may end at another setting than it began with."""
 
     energy: float  # of the path
@@ -133,12 +133,8 @@ class DualSearch:
         time = weight @ ring.time[items, choice] + ring.switch_time[changes].sum()
         energy = weight @ ring.energy[items, choice] + ring.switch_energy[changes].sum()
         switches = int((changes[0] != changes[1]).sum())
-        return Path(
-            energy=float(energy),
-            excess_s=float(time) - self.latest,
-            excess_switches=0.0 if self.most is None else float(switches - self.most),
-            choice=choice,
-        )
+        excess_switches = 0.0 if self.most is None else float(switches - self.most)
+        return Path(float(energy), float(time) - self.latest, excess_switches, choice)
 
     def _cut_planes(self) -> None:
         items, settings = self.ring.time.shape
@@ -168,7 +164,7 @@ class DualSearch:
 
     def _planes(self) -> Floats:
         """Return energy, excess time and excess switches of every path. Shape (P, 3)."""
-        return np.array([(p.energy, p.excess_s, p.excess_switches) for p in self.paths])
+        return np.array([path[:3] for path in self.paths])
 
 
 def search_multipliers(

@@ -116,15 +116,9 @@ def trades(quanta: Quanta) -> Trades:
     group, source, target, rate = map(np.concatenate, zip(*corners, strict=True))
     order = np.argsort(-rate, kind="stable")
     group, source, target, rate = group[order], source[order], target[order], rate[order]
-    return Trades(
-        start=start,
-        group=group,
-        source=source,
-        target=target,
-        time=quanta.time[group, target] - quanta.time[group, source],
-        energy=quanta.energy[group, source] - quanta.energy[group, target],
-        rate=rate,
-    )
+    takes = quanta.time[group, target] - quanta.time[group, source]
+    saves = quanta.energy[group, source] - quanta.energy[group, target]
+    return Trades(start, group, source, target, takes, saves, rate)
 
 
 def supported(problem: Problem, steps: Trades | None = None) -> tuple[Floats, Floats]:

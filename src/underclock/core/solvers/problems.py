@@ -115,12 +115,9 @@ class Solution:
 
 def infeasible(bound_j: float = math.inf) -> Solution:
     """Return the answer to a problem that no choice solves, or for which none was found."""
+    none = np.zeros(0, dtype=np.int64)
     return Solution(
-        status=Status.INFEASIBLE,
-        choice=np.zeros(0, dtype=np.int64),
-        time_s=math.inf,
-        energy_j=math.inf,
-        bound_j=bound_j,
+        status=Status.INFEASIBLE, choice=none, time_s=math.inf, energy_j=math.inf, bound_j=bound_j
     )
 
 
@@ -141,11 +138,8 @@ def costed(
     else:
         before = turned(choice, 1)
         changed = np.flatnonzero(choice != before)
-        changes, at, switches = (
-            (before[changed], choice[changed]),
-            (problem.order, choice),
-            len(changed),
-        )
+        changes, at = (before[changed], choice[changed]), (problem.order, choice)
+        switches = len(changed)
         times_s = np.concatenate([problem.time_s[at], problem.switch_time_s[changes]])
         energies_j = np.concatenate([problem.energy_j[at], problem.switch_energy_j[changes]])
     energy_j = math.fsum(energies_j.tolist())
