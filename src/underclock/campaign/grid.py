@@ -278,18 +278,17 @@ def survey(
         (clocks, [kernel for kernel in kernels if measurer.can_measure(kernel, clocks)])
         for clocks in ([AUTO] if steered else settings)
     ]
-    known = {kernel.name for _, some in points for kernel in some}
-    lacking = [kernel.name for kernel in kernels if kernel.name not in known]
-    if lacking:
-        raise UsageError(
-            f"this GPU cannot answer for {lacking[0]!r} ({len(lacking)} of {len(kernels)} kernels)",
-            hint="a table only knows its own kernels: leave the step away",
-        )
     names = [(clocks, {kernel.name for kernel in some}) for clocks, some in points]
     without = {
         kernel.name: tuple(clocks for clocks, there in names if kernel.name not in there)
         for kernel in kernels
     }
+    lacking = [name for name, some in without.items() if len(some) == len(points)]
+    if lacking:
+        raise UsageError(
+            f"this GPU cannot answer for {lacking[0]!r} ({len(lacking)} of {len(kernels)} kernels)",
+            hint="a table only knows its own kernels: leave the step away",
+        )
     header = SampleSet(
         evidence=measurer.evidence,
         gpu=measurer.info(),

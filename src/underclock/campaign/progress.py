@@ -143,9 +143,8 @@ class TimeLeft:
             else:
                 left_s = (now_s - self._first_s) / taken * (self._expected.first - taken)
             return "first look", now_s - self._began_s, left_s
-        all_s, more = now_s - self._began_s, None if short_of is None else short_of**_NARROWS - 1.0
         refined_s = now_s - self._then_s
-        left = None if more is None else all_s * max(0.0, more)
-        if left is not None:
-            left = max(0.0, min(left, self._expected.refines_s - refined_s))
-        return "refining", refined_s, left
+        if short_of is None:
+            return "refining", refined_s, None
+        left_s = (now_s - self._began_s) * max(0.0, short_of**_NARROWS - 1.0)
+        return "refining", refined_s, max(0.0, min(left_s, self._expected.refines_s - refined_s))

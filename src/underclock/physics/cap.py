@@ -31,11 +31,8 @@ def capped_core_mhz(
 ) -> float:
     """Return the mean core clock in MHz at which a kernel draws no more than the limit.
 
-    Args:
-        bins_mhz: Clocks the loop may use, ascending; the last is what is asked for.
-
-    Returns:
-        The greatest bin if it fits, the least if none does.
+    The loop may use ascending bins, of which the last is asked for: the greatest if it fits, the
+    least if none does.
     """
     power_w = busy_w(gpu, kernel, bins_mhz, np.full_like(bins_mhz, mem_mhz), temperature_c)
     return settled_mhz(bins_mhz, power_w, limit_w)
@@ -61,11 +58,9 @@ class Fading:
     stages: int = 1  # 1 or 2: a second one takes the mean of the first
 
     def means_w(self, time_s: Floats, energy_j: Floats) -> Floats:
-        """Return the mean power at the end of each launch of a round that repeats for ever.
+        """Return the mean power in W at the end of each launch of a round that repeats for ever.
 
-        Args:
-            time_s: Of each launch. Shape (n, ...).
-            energy_j: Likewise. Shape (n, ...).
+        Shapes (n, ...).
 
         Raises:
             ValueError: A round takes no time.

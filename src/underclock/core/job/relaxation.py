@@ -77,11 +77,8 @@ class Relaxation:
         slowest_s += [curves[c].time_s[-1] if c >= 0 else 0.0 for c in curve[:count]]
         most_s = float(slowest_s.sum() + sum(lag_s for _, _, lag_s in waits))
         total_w = float(wait_w @ table.rank_weight)
-        end = (
-            TradeCurve(time_s=np.array([0.0, most_s]), cost_j=np.array([0.0, -total_w * most_s]))
-            if total_w
-            else TradeCurve(time_s=np.zeros(1), cost_j=np.zeros(1))
-        )
+        end_s = np.array([0.0, most_s] if total_w else [0.0])
+        end = TradeCurve(time_s=end_s, cost_j=0.0 - total_w * end_s)
         of, on, lag_s = zip(*waits, strict=True)
         self.problem = TradeoffProblem(
             waits_of=np.array(of),

@@ -265,15 +265,13 @@ class _Line:
             self.instructions.append(
                 Instruction(kind=InstructionKind.LOAD, microbatch=m, time_s=load_s)
             )
-        if kind is BACKWARD and (
-            name := self._profiles.name(InstructionKind.RECOMPUTE, self._stage, chunk)
-        ):
-            self.instructions.append(
-                Instruction(kind=InstructionKind.RECOMPUTE, microbatch=m, chunk=chunk, profile=name)
-            )
-        self.places[task] = len(self.instructions)
-        name = self._profiles.name(kind, self._stage, chunk)
-        self.instructions.append(Instruction(kind=kind, microbatch=m, chunk=chunk, profile=name))
+        for does in (InstructionKind.RECOMPUTE, kind) if kind is BACKWARD else (kind,):
+            name = self._profiles.name(does, self._stage, chunk)
+            if name is not None:
+                self.places[task] = len(self.instructions)  # of the last, which is its own
+                self.instructions.append(
+                    Instruction(kind=does, microbatch=m, chunk=chunk, profile=name)
+                )
 
     def end(self, tensor: int) -> None:
         """Add what follows the last task: its transfer, the sum of gradients, the optimizer."""

@@ -110,14 +110,7 @@ def stage_profiles(
 
 
 class _Stage:
-    """A stage's step, cut into instructions; what has no pass of its own goes with its neighbour's.
-
-    Attributes:
-        kinds: Of instructions. Length I.
-        order: Kernel of each launch. Shape (n,).
-        member: Instruction of each launch. Shape (n,).
-        warnings: What was assumed.
-    """
+    """A stage's step as instructions; what has no pass of its own goes with its neighbour's."""
 
     def __init__(self, table: CostTable, order: Sequence[int], risk: Costs | None) -> None:
         self.table, self.risk, kernels = table, risk, table.kernels
@@ -136,6 +129,7 @@ class _Stage:
             itertools.accumulate(found, lambda before, here: here or before, initial=first)
         )
         self.kinds = kinds = [kind for kind in _KINDS.values() if kind in within]
+        # Instruction and kernel of each launch. Shapes (n,).
         self.member = np.array([kinds.index(kind) for kind in within[1:] if kind], dtype=np.int64)
         self.order = np.array(order, dtype=np.int64)
         if not order:

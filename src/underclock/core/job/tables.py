@@ -123,15 +123,10 @@ class RowChoice:
 
     def clocks(self, table: JobTable) -> tuple[RankClocks, ...]:
         """Return it as a plan's clocks."""
+        columns = (each.tolist() for each in (table.pair, self.row, self.then, self.share))
         every = [
             None if pair < 0 else Held(row) if row == then else Held(row, then, share)
-            for pair, row, then, share in zip(
-                table.pair.tolist(),
-                self.row.tolist(),
-                self.then.tolist(),
-                self.share.tolist(),
-                strict=True,
-            )
+            for pair, row, then, share in zip(*columns, strict=True)
         ]
         ends = np.cumsum(np.bincount(table.network.rank)).tolist()
         return tuple(tuple(every[a:b]) for a, b in zip([0, *ends], ends, strict=False))

@@ -48,14 +48,7 @@ class Engine(Protocol):
 
 
 class _Program:
-    """When each activity begins and ends, and how far it goes along each piece of its curve.
-
-    Attributes:
-        of: Activity of each piece. Shape (Q,).
-        length_s: Of each piece. Shape (Q,).
-        cost: Of the variables: begins, ends, pieces. Shape (V,).
-        units: A second and a watt in which numbers are around one, as tolerances are absolute.
-    """
+    """When each activity begins and ends, and how far it goes along each piece of its curve."""
 
     def __init__(self, problem: TradeoffProblem) -> None:
         self.waits_of, self.waits_on = problem.waits_of, problem.waits_on
@@ -67,8 +60,11 @@ class _Program:
             )
             for curve, members in zip(problem.curves, problem.members, strict=True)
         ]
+        # Of each piece, (Q,): its activity and its length.
         self.of, self.length_s, slope_w = map(np.concatenate, zip(*pieces, strict=True))
         slope_w = slope_w * problem.weight[self.of]
+        # A second and a watt in which numbers are around one, as tolerances are absolute; and the
+        # cost of the variables: begins, ends, pieces. Shape (V,).
         self.units = float(self.length_s.mean()), float(-slope_w.min()) or 1.0
         self.cost = np.append(np.zeros(2 * len(self.shortest_s)), slope_w / self.units[1])
 

@@ -96,12 +96,9 @@ def unmeasured(sample_set: SampleSet) -> Unmeasured:
 def step_mhz(sample_set: SampleSet) -> float | None:
     """Return the core clock in MHz at which the step runs at auto; ``None`` where it is unknown."""
     whole = [sample.at_mhz for sample in _whole_at_auto(sample_set)]
-    seen = [
-        sample.observed.core_mhz
-        for sample in sample_set.in_situ
-        if sample.observed is not None and sample.observed.core_mhz is not None
-    ]
-    return fmean(whole or seen) if whole or seen else None
+    read = (each.observed.core_mhz for each in sample_set.in_situ if each.observed is not None)
+    seen = whole or [mhz for mhz in read if mhz is not None]
+    return fmean(seen) if seen else None
 
 
 def in_step_s(sample_set: SampleSet) -> Floats | None:
@@ -116,14 +113,8 @@ def in_step_s(sample_set: SampleSet) -> Floats | None:
 
 def _whole_at_auto(sample_set: SampleSet) -> list[Window]:
     """Return samples of the whole step by itself, as it trains."""
-    return [
-        sample
-        for sample in sample_set.mixed
-        if not sample.kernel
-        and sample.asked == AUTO
-        and not sample.mix.hot
-        and not sample.mix.idle_s
-    ]
+    at_auto = (each for each in sample_set.mixed if not each.kernel and each.asked == AUTO)
+    return [each for each in at_auto if not (each.mix.hot or each.mix.idle_s)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,10 +338,8 @@ def _baseline(
             offered = "; ".join(str(settings[s]) for s in np.flatnonzero(everywhere))
             raise DataError(f"no row has the baseline {wanted}", hint=f"rows have: {offered}")
         chosen = settings.index(wanted)
-        known = np.isfinite(time_s[:, chosen]).tolist()
-        lacking = [
-            kernel.name for kernel, row in zip(sample_set.kernels, known, strict=True) if not row
-        ]
+        unknown = np.flatnonzero(~np.isfinite(time_s[:, chosen])).tolist()
+        lacking = [sample_set.kernels[k].name for k in unknown]
         if lacking:
             raise DataError(
                 f"{first_and_more(lacking)} has no row at {wanted}, so there is nothing "

@@ -39,9 +39,7 @@ _ROUNDS = 6  # of the limit at which the loop settles: a fixed point, reached to
 
 def driver_says(reasons: ThrottleReason | None) -> bool | None:
     """Return whether the driver named the power cap; ``None`` where it was not asked."""
-    if reasons is None:
-        return None
-    return bool(reasons & ThrottleReason.SW_POWER_CAP)
+    return None if reasons is None else bool(reasons & ThrottleReason.SW_POWER_CAP)
 
 
 def is_power_capped(samples: Sequence[Window], limit_w: float) -> Bools:
