@@ -285,10 +285,7 @@ def record(
 
 
 def window_of(wanted: Wanted, repeat: int, reading: Reading, header: SampleSet) -> Window:
-    """Say of a reading what it is of.
-
-    Args:
-        header: Of the campaign, with the launch sequence and the clocks that are listed.
+    """Say of a reading what it is of; the campaign's header has launch sequence and listed clocks.
 
     Raises:
         MeasurementError: Clock or durations are missing where steering rests on them.

@@ -370,10 +370,7 @@ def _change(name: str, ours: Change) -> _Ours:
 def table1_rows(
     discovered: Plan, auto: Mapping[str, Clocks]
 ) -> list[tuple[str, Choice, frozenset[str], frozenset[str]]]:
-    """Put our kernel-level, global, strict choices next to the paper's.
-
-    Args:
-        auto: Clocks read under auto.
+    """Put our kernel-level, global, strict choices next to the paper's, by clocks read under auto.
 
     Returns:
         Of each kernel its name, our choice, and which clocks that and the paper's lower.

@@ -10,7 +10,7 @@ Inside an instruction, stretches of launches may have clocks of their own, each 
 one change takes. Of these schedules those are kept that save more than one change between two
 constant clocks.
 
-A job made of traces has durations only: `with_costs` puts profiles of stages into it.
+A job made of traces has durations only: `with_profiles` puts profiles of stages into it.
 
 Shape letters: I instructions, K kernels, S settings, n launches of the step, m of an instruction.
 """
@@ -207,7 +207,18 @@ class _Stage:
             time_s = cost.time_s - float(problem.switch_time_s[wrap])
             energy_j = cost.energy_j - float(problem.switch_energy_j[wrap])
             nearest = int(np.abs(locked_s - time_s).argmin())
-            found[price_w] = (*self._under_cap(i, choice, nearest, time_s, energy_j), choice)
+            if self.table.power_cap is not None:
+                # What the cap and heat leave of it; the rest of the step is taken to run at one
+                # setting, the nearest.
+                own, launches = self.member == i, self.table.launches
+                whole = np.full(len(own), nearest)
+                whole[own] = choice
+                settled, at = settled_step(self.table, whole), (self.order[own], choice)
+                settled_s = math.fsum(settled.time_s[own])
+                time_s += settled_s - math.fsum(launches.time_s[at])
+                energy_j += math.fsum(settled.energy_j[own]) - math.fsum(launches.energy_j[at])
+                energy_j += heat_w(self.table, whole, settled) * settled_s
+            found[price_w] = time_s, energy_j, choice
 
         least_w = _LEAST * self.table.auto_w
         look(least_w)
@@ -229,38 +240,15 @@ class _Stage:
                 rows.append(self.row(i, choice, time_s, energy_j))
         return rows
 
-    def _under_cap(
-        self, i: int, inside: Ints, outside: int, time_s: float, energy_j: float
-    ) -> tuple[float, float]:
-        """Return what the cap and heat leave of a schedule inside an instruction."""
-        # The rest of the step is taken to run at one setting, ``outside``.
-        table = self.table
-        if table.power_cap is None:
-            return time_s, energy_j
-        own = self.member == i
-        choice = np.full(len(own), outside)
-        choice[own] = inside
-        settled = settled_step(table, choice)
-        each = table.launches
-        at = self.order[own], inside
-        settled_s = math.fsum(settled.time_s[own])
-        time_s += settled_s - math.fsum(each.time_s[at])
-        energy_j += math.fsum(settled.energy_j[own]) - math.fsum(each.energy_j[at])
-        energy_j += heat_w(table, choice, settled) * settled_s
-        return time_s, energy_j
-
 
 _NEAR = 0.05  # of a time: what stages and traces may differ by unsaid
 
 
 def with_profiles(job: Job, profiles: Mapping[str, Profile]) -> Job:
-    """Give instructions what they cost at every clock, by the names of their profiles.
+    """Give instructions what they cost at every clock, by profiles such as ``stage 0 forward``.
 
     At auto an instruction takes what was traced: all of its rows are longer or shorter by as much,
     and take more or less energy. What no profile is of takes its time whatever the clocks.
-
-    Args:
-        profiles: ``stage 0 forward`` and so on.
 
     Raises:
         DataError: What belongs to a microbatch has no profile.

@@ -383,10 +383,7 @@ def auto_clocks(job: Job) -> tuple[RankClocks, ...]:
 def timeline(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -> tuple[Span, ...]:
     """Return what every rank does in an iteration; an instruction at two clocks is two spans.
 
-    What meets other ranks is drawn from where the last of them is there.
-
-    Args:
-        latency_s: How late a change of clocks comes.
+    What meets other ranks is drawn from where the last is there; clocks come a latency late.
 
     Raises:
         DataError: Ranks wait in a circle.

@@ -280,25 +280,20 @@ def once_through(problem: SequenceProblem) -> Callable[[float], Ints | None]:
     launch that takes nothing is put between end and begin of the ring, at a setting that only it
     has. The ring is cut there, where nothing dwells, so one shortest path is exact at each price.
     """
-    kernels, settings = problem.time_s.shape
-
-    def with_nothing(costs: Floats) -> Floats:
-        wider = np.pad(costs, ((0, 1), (0, 1)), constant_values=np.inf)
-        wider[kernels, settings] = 0.0
-        return wider
-
-    def with_outside(changes: Floats) -> Floats:
-        return np.pad(changes, ((0, 1), (0, 1)))
-
-    dwell_s = with_outside(problem.dwell_s)
+    corner = ((0, 1), (0, 1))
+    time_s, energy_j = (
+        np.pad(each, corner, constant_values=np.inf) for each in (problem.time_s, problem.energy_j)
+    )
+    time_s[-1, -1] = energy_j[-1, -1] = 0.0
+    dwell_s = np.pad(problem.dwell_s, corner)
     dwell_s[:-1, -1] = problem.dwell_s.max(axis=1)
     opened = replace(
         problem,
-        time_s=with_nothing(problem.time_s),
-        energy_j=with_nothing(problem.energy_j),
-        order=np.append(kernels, problem.order),
-        switch_time_s=with_outside(problem.switch_time_s),
-        switch_energy_j=with_outside(problem.switch_energy_j),
+        time_s=time_s,
+        energy_j=energy_j,
+        order=np.append(len(problem.time_s), problem.order),
+        switch_time_s=np.pad(problem.switch_time_s, corner),
+        switch_energy_j=np.pad(problem.switch_energy_j, corner),
         dwell_s=dwell_s,
         blocked=np.concatenate([[False, False], problem.blocked[1:]]),
     )

@@ -128,11 +128,7 @@ class Heat:
     w_per_c: Floats  # rise of power with temperature, at each setting, (S,)
 
     def extra_w(self, mean_w: Values, auto_w: float, w_per_c: Values) -> Values:
-        """Return what a step draws more, for being at another temperature than at auto.
-
-        Args:
-            mean_w: Mean power of the step at the temperature it has at auto.
-        """
+        """Return what a step, of a mean power at auto's temperature, draws more at its own."""
         loop = self.c_per_w * w_per_c
         return loop * (mean_w - auto_w) / (1.0 - loop)
 

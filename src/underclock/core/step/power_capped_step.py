@@ -441,7 +441,7 @@ def grouped(table: CostTable, granularity: Granularity) -> Grouped:
 def auto_expected(table: CostTable, order: Ints, known: CostTable) -> CostTable:
     """Return the costs of a step that never ran, auto as the cap of one that did leaves it.
 
-    The loop settles where it did, as late as it does (`lagging`). Temperature is that of the step's
+    The loop settles where it did, as late as it does (`lag_of`). Temperature is that of the step's
     own mean power.
 
     Args:

@@ -40,13 +40,7 @@ class Match:
 
 
 def matched(known: Sequence[Kernel], usable: Bools, kernels: Sequence[Kernel]) -> tuple[Match, ...]:
-    """Match kernels of a step to known ones.
-
-    Args:
-        known: Length K.
-        usable: Of which samples tell what clocks do. Shape (K,).
-        kernels: Of the new step.
-    """
+    """Match kernels of a step to known ones, (K,), of which usable samples say what clocks do."""
     same: dict[str, int] = {}
     roles: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for k in np.flatnonzero(usable).tolist():
