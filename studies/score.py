@@ -119,12 +119,10 @@ def cost_at(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
     """
     columns = []
     for k, kernel in enumerate(table.kernels):
-        clocks = wanted[kernel.name]
-        if clocks not in table.settings:
+        column = next((s for s, c in enumerate(table.settings) if c == wanted[kernel.name]), None)
+        if column is None or not math.isfinite(table.time_s[k, column]):
             raise KeyError(kernel.name)
-        columns.append(table.settings.index(clocks))
-        if not math.isfinite(table.time_s[k, columns[-1]]):
-            raise KeyError(kernel.name)
+        columns.append(column)
     return choice_cost(table, np.array(columns))
 
 
