@@ -265,7 +265,8 @@ class Adaptive(WindowPolicy):
         """Return the clock pairs that every kernel starts with, or as many as are allowed."""
         if self._first is not None:
             return self._not_yet(self._first)
-        self._first, top_mhz = [], ceiling_mhz(samples.samples)  # known by now
+        # What the GPU boosts to is known by now.
+        self._first, top_mhz = [], ceiling_mhz(samples.samples)
         locked = [
             clocks
             for clocks in self._settings

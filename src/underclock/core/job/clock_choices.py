@@ -195,12 +195,8 @@ class Ways:
         whole_s: Floats = np.bincount(first, auto_s)[first].astype(np.float64)
         done_s, some = np.cumsum(auto_s) - auto_s, whole_s > 0.0
         before = np.divide(done_s - done_s[first], whole_s, where=some, out=0.0 * done_s)
-        return (
-            first,
-            whole_s,
-            before,
-            np.divide(auto_s, whole_s, where=some, out=1.0 + 0.0 * auto_s),
-        )
+        share = np.divide(auto_s, whole_s, where=some, out=1.0 + 0.0 * auto_s)
+        return first, whole_s, before, share
 
     @cached_property
     def _tied_by_talk(self) -> Bools:

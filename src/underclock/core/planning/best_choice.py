@@ -249,14 +249,8 @@ def held_candidate(table: CostTable, groups: Grouped, effort: Effort, setting: I
     cap = cap_of(table)
     settled = settled_step(table, setting[cap.order])
     # The cap makes no launch faster than its fastest setting, so there is such a choice.
-    free = solve(
-        Problem(
-            time_s=groups.time_s,
-            energy_j=groups.energy_j,
-            budget_s=math.fsum(settled.time_s) * (1.0 + _ROUNDED),
-        ),
-        effort,
-    )
+    budget_s = math.fsum(settled.time_s) * (1.0 + _ROUNDED)
+    free = solve(Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s), effort)
     found = Candidate.bounded(setting, free.bound_j, math.fsum(settled.energy_j))
     return dataclasses.replace(found, status=Status.BOUNDED)
 

@@ -282,14 +282,8 @@ def as_schedule(
         clocks, launches = table.settings[setting], len(list(run))
         kernels = order[begins : begins + launches]
         saved_j = float((worth[kernels, before] - worth[kernels, setting]).sum())
-        segments.append(
-            Segment(
-                launches=launches,
-                clocks=clocks,
-                aim_s=aim_s.get(begins, 0.0),
-                pays_j=saved_j if math.isfinite(saved_j) else None,
-            )
-        )
+        aim, pays_j = aim_s.get(begins, 0.0), saved_j if math.isfinite(saved_j) else None
+        segments.append(Segment(launches=launches, clocks=clocks, aim_s=aim, pays_j=pays_j))
         begins, before = begins + launches, setting
     return ClockSchedule(
         segments=tuple(segments),

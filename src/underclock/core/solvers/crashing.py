@@ -313,9 +313,7 @@ def solve_tradeoff(
         cost_j = problem.cost_j(duration_s)
         bound_j = min(cost_j, problem.bound_j(*said[1:], time_s))
         proven = cost_j - bound_j <= PROVEN * problem.at_stake_j
-        status, time_s = (
-            Status.OPTIMAL if proven else Status.BOUNDED,
-            problem.makespan_s(duration_s),
-        )
+        status = Status.OPTIMAL if proven else Status.BOUNDED
+        time_s = problem.makespan_s(duration_s)
         solved[at] = TradeoffSolution(status, duration_s, time_s, cost_j, bound_j)
     return tuple(solved[at] for at in range(len(times_s)))

@@ -235,13 +235,8 @@ def warm_start(
     blocked[::length] = False
     fastest = problem.time_s.min(axis=1)[problem.order]
     share = float(fastest[at].sum() / max(fastest.sum(), 1e-300))
-    sample = replace(
-        problem,
-        order=problem.order[at],
-        blocked=blocked,
-        max_switches=None,
-        budget_s=most_time(problem, ring) * share,
-    )
+    order, budget_s = problem.order[at], most_time(problem, ring) * share
+    sample = replace(problem, order=order, blocked=blocked, max_switches=None, budget_s=budget_s)
     # Where all items have a setting, so has each part of one.
     sampled = ring_of(sample, int(fastest[at].argmax())) or ring
     latest = most_time(sample, sampled)

@@ -95,12 +95,9 @@ def mean_change(
     ends = np.quantile(products, (_TAIL, 1.0 - _TAIL)) - 1.0
     stretch = student_quantile(freedom) / _Z * (1.0 + mean)
     low, high = (mean + stretch * float(end) for end in ends)
+    error = math.sqrt(variance) * (1.0 + mean)
     return MeanChange(
-        mean=mean,
-        interval=(low, high),
-        repeats=repeats,
-        standard_error=math.sqrt(variance) * (1.0 + mean),
-        freedom=freedom,
+        mean=mean, interval=(low, high), repeats=repeats, standard_error=error, freedom=freedom
     )
 
 

@@ -272,14 +272,14 @@ def heat_w(table: CostTable, choice: Ints, settled: SettledStep) -> float:
 
 
 def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
-    """Return time in s and energy in J of the step at each one setting, (S,); inf where unknown."""
+    """Return time in s and energy in J of the step at one setting for all, (S,); inf if unknown."""
     (time_s,), (energy_j,) = fixed_part_costs(table, np.zeros_like(cap_of(table).order))
     time_s[table.baseline], energy_j[table.baseline] = table.auto_time_s, table.auto_energy_j
     return time_s, energy_j
 
 
 def fixed_part_costs(table: CostTable, part: Ints) -> tuple[Floats, Floats]:
-    """Return time in s and energy in J of parts of the step at each one setting. Shapes (P, S).
+    """Return time in s and energy in J of parts of the step at one setting for all. Shapes (P, S).
 
     Parts are of each launch, (n,), counted from 0; costs are ``inf`` where unknown.
     """
