@@ -245,7 +245,7 @@ _NEAR = 0.05  # of a time: what stages and traces may differ by unsaid
 
 
 def with_profiles(job: Job, profiles: Mapping[str, Profile]) -> Job:
-    """Give instructions what they cost at every clock, by profiles such as ``stage 0 forward``.
+    """Give instructions what they cost at every clock, by profiles, ``stage 0 forward`` say.
 
     At auto an instruction takes what was traced: all of its rows are longer or shorter by as much,
     and take more or less energy. What no profile is of takes its time whatever the clocks.

@@ -169,7 +169,7 @@ class Tree:
             rate=float(self.steps.rate[fits]) if fits < len(self.steps.rate) else 0.0,
         )
         # Take what fits past the first trade that does not, best first.
-        steps, left, stuck, gained = self.steps, node.slack, set(fixed), 0
+        steps, slack, stuck, gained = self.steps, node.slack, set(fixed), 0
         moves: dict[int, int] = {}
         part = slice(fits, fits + _GREEDY_TRADES)
         columns = (
@@ -178,9 +178,9 @@ class Tree:
         for group, target, time, saved in zip(*columns, strict=True):
             if group in stuck:
                 continue
-            if time <= left:
+            if time <= slack:
                 moves[group] = target
-                left -= time
+                slack -= time
                 gained -= saved
             else:
                 stuck.add(group)
