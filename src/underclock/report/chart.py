@@ -9,8 +9,9 @@ mode and print. Text has a halo in the page's colour (``--paper``), so that no l
 import html
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from underclock.report.wording import MINUS
 
@@ -18,18 +19,13 @@ _FONT_PX, _CHARACTER_PX = 12, 6.7
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """A rectangle, in pixels."""
 
     left: float
     top: float
     right: float
     bottom: float
-
-    def moved(self, right: float, down: float) -> "Box":
-        """Return it elsewhere."""
-        return Box(self.left + right, self.top + down, self.right + right, self.bottom + down)
 
     def meets(self, other: "Box") -> bool:
         """Whether two rectangles share any place."""
@@ -41,18 +37,6 @@ class Box:
         )
 
 
-def document(
-    parts: Iterable[str], width_px: float, height_px: float, title: str, attributes: str = ""
-) -> str:
-    """Return a whole drawing of its parts; ``attributes`` are further ones."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width_px:g} {height_px:g}" '
-        f'width="{width_px:g}" height="{height_px:g}" role="img" aria-label="{html.escape(title)}" '
-        f'font-family="{_FONT}" font-size="{_FONT_PX}" fill="currentColor" {attributes}>'
-        f"{''.join(parts)}</svg>"
-    )
-
-
 def text(x_px: float, y_px: float, words: str, *, anchor: str = "start", bold: bool = False) -> str:
     """Write one line of text with its halo, on its baseline."""
     weight = ' font-weight="600"' if bold else ""
@@ -60,14 +44,6 @@ def text(x_px: float, y_px: float, words: str, *, anchor: str = "start", bold: b
         f'<text x="{px(x_px)}" y="{px(y_px)}" text-anchor="{anchor}"{weight} '
         'stroke="var(--paper, #fff)" stroke-width="4" stroke-linejoin="round" '
         f'paint-order="stroke">{html.escape(words)}</text>'
-    )
-
-
-def rectangle(box: Box, paint: str) -> str:
-    """Fill a rectangle; ``paint`` is its attributes."""
-    return (
-        f'<rect x="{px(box.left)}" y="{px(box.top)}" width="{px(box.right - box.left)}" '
-        f'height="{px(box.bottom - box.top)}" {paint}/>'
     )
 
 
@@ -188,27 +164,22 @@ def round_ticks(
 
     Positive numbers get a plus sign where signs are asked for.
     """
+    sign = "+" if signed else ""
     least = (high - low) / most
     power = 10.0 ** math.floor(math.log10(least))
     step = next(factor * power for factor in _ROUND if factor * power >= least * (1 - 1e-9))
     decimals = next((n for n in range(12) if math.isclose(round(step, n), step, rel_tol=1e-9)), 12)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     values = [n * step for n in range(first, last + 1)]
-    return tuple((value, _number(value, decimals, signed=signed)) for value in values)
-
-
-def _number(value: float, decimals: int, *, signed: bool) -> str:
-    if round(value, decimals) == 0.0:
-        return "0"
-    return f"{value:{'+' if signed else ''}.{decimals}f}".replace("-", MINUS)
+    written = (f"{value:{sign}.{decimals}f}".replace("-", MINUS) for value in values)
+    return tuple(
+        (value, words if round(value, decimals) else "0")
+        for value, words in zip(values, written, strict=True)
+    )
 
 
 def draw(chart: Chart, width_px: int) -> str:
-    """Draw a chart.
-
-    Args:
-        width_px: Of the drawing; text is made for it to be shown at about this width.
-    """
+    """Draw a chart of a width; text is made for it to be shown at about that."""
     swatches, plot_top = _legend(chart.series, width_px)
     height_px = plot_top + _PLOT_PX + _BOTTOM_PX
     low, high = padded([y for s in chart.series for _, y in s.points if not math.isnan(y)])
@@ -225,24 +196,28 @@ def draw(chart: Chart, width_px: int) -> str:
     if chart.shade is not None:
         top, bottom = sorted((y.start_px, y.end_px))
         start, said = chart.shade
-        box = Box(x.px(start), top, x.end_px, bottom)
         words = text(x.end_px - 6, top + 15, said, anchor="end")
-        shade = [rectangle(box, 'fill-opacity="0.07"'), f'<g opacity="0.75">{words}</g>']
+        size = f'width="{px(x.end_px - x.px(start))}" height="{px(bottom - top)}"'
+        shade = [
+            f'<rect x="{px(x.px(start))}" y="{px(top)}" {size} fill-opacity="0.07"/>',
+            f'<g opacity="0.75">{words}</g>',
+        ]
     parts = [*swatches, *shade, *_grid(chart, x, y)]
     parts += [part for series in chart.series for part in _series(series, x, y)]
     parts += _labels(chart, x, y)
-    axes = " ".join(f'data-{name}="{axis.written}"' for name, axis in (("x", x), ("y", y)))
-    return document(parts, width_px, height_px, chart.title, axes)
+    title = html.escape(chart.title)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width_px:g} {height_px:g}" '
+        f'width="{width_px:g}" height="{height_px:g}" role="img" aria-label="{title}" '
+        f'font-family="{_FONT}" font-size="{_FONT_PX}" fill="currentColor" '
+        f'data-x="{x.written}" data-y="{y.written}">{"".join(parts)}</svg>'
+    )
 
 
 def figure(chart: Chart) -> str:
-    """Return a chart for a page."""
-    return both(lambda width_px: draw(chart, width_px))
-
-
-def both(drawn: Callable[[int], str]) -> str:
     """Return a drawing for wide pages and one for telephones; a page shows the one that fits."""
-    return f'<div class="wide">{drawn(_WIDE_PX)}</div><div class="narrow">{drawn(_NARROW_PX)}</div>'
+    wide, narrow = draw(chart, _WIDE_PX), draw(chart, _NARROW_PX)
+    return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
 
 
 def _grid(chart: Chart, x: Axis, y: Axis) -> list[str]:
@@ -360,7 +335,8 @@ def _free(wanted: Box, kept_free: list[Box], top: float, right: float) -> Box:
     """Return the nearest place where nothing stands: further up, then aside, then down."""
     moves = [(aside, -up) for aside in range(0, 200, 20) for up in range(80)]
     for aside, down in (*moves, *((0, down) for down in range(20, 200))):
-        box = wanted.moved(aside, down)
+        left, top_px, right_px, bottom = wanted
+        box = Box(left + aside, top_px + down, right_px + aside, bottom + down)
         inside = box.top >= top - _ABOVE_PX and box.right <= right + 1
         if inside and not any(box.meets(other) for other in kept_free):
             return box

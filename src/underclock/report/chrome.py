@@ -36,16 +36,12 @@ def step_trace(plan: Plan) -> str:
     title = (
         f"plan: {plan.chosen}{', a bound' if plan.bound is plan.chosen else ''} ({plan.stands_on})"
     )
-    events += _timed(1, title, plan, _planned(plan))
-    return _text(events)
-
-
-def _planned(plan: Plan) -> Iterable[tuple[int, Clocks, float, float | None]]:
     held = plan.schedule
-    if held is None:
-        return freely_planned(plan)
-    energies_j = held.launch_j or [None] * len(held.launch_s)
-    return zip(plan.step.order, held.clocks, held.launch_s, energies_j, strict=True)
+    launches: Iterable[tuple[int, Clocks, float, float | None]] = freely_planned(plan)
+    if held is not None:
+        energies_j = held.launch_j or [None] * len(held.launch_s)
+        launches = zip(plan.step.order, held.clocks, held.launch_s, energies_j, strict=True)
+    return _text([*events, *_timed(1, title, plan, launches)])
 
 
 def _timed(

@@ -63,12 +63,6 @@ def job_plan_tables(plan: JobPlan) -> tuple[RenderableType, ...]:
         "iteration ends",
         bold=[arm.name for arm in plan.arms].index(plan.chosen),
     )
-    saves, *more = plan.answer
-    return (Text(saves, style="bold"), *map(Text, more), arms, Text(_held(plan)))
-
-
-def _held(plan: JobPlan) -> str:
-    """Say which clocks ranks hold, and how far the stored plans reach."""
     ranges = [
         _range_text(plan.job, at, held)
         for at, held in enumerate(plan.clocks)
@@ -80,7 +74,8 @@ def _held(plan: JobPlan) -> str:
             f"\n{len(plan.frontier)} plans are stored for slower iterations, to "
             f"{plan.frontier[-1].cost}: the ranks that a straggler holds up follow them"
         )
-    return text
+    saves, *more = plan.answer
+    return (Text(saves, style="bold"), *map(Text, more), arms, Text(text))
 
 
 def _range_text(job: Job, at: int, held: RankClocks) -> str:
@@ -100,13 +95,7 @@ def _range_text(job: Job, at: int, held: RankClocks) -> str:
 
 
 def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> str:
-    """Return the HTML page of a job's plan.
-
-    Args:
-        plan: The plan.
-        auto: When every instruction runs where nothing is set.
-        planned: The same under the plan.
-    """
+    """Return the HTML page of a job's plan, and when instructions run at auto and under it."""
     ranks = plan.job.ranks
     shown = [at for at, rank in enumerate(ranks) if rank.place[1:] == ranks[0].place[1:]][
         :_MOST_RANKS
@@ -117,6 +106,16 @@ def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> st
         {"title": title, "tracks": [_track(packer, plan, at, spans) for at in shown]}
         for title, spans in (("Under the plan", planned), ("At auto", auto))
     ]
+    drawn = ""
+    if len(points) > 1:
+        line = tuple((100.0 * time, 100.0 * energy) for time, energy in points)
+        arms = (
+            arm_series(arm.name, arm.cost, large=arm.name is plan.chosen)
+            for arm in plan.arms
+            if arm.cost is not None
+        )
+        title = f"Time of an iteration and energy of all ranks ({plan.evidence})"
+        drawn = trade(title, (Series(name="stored plans", points=line, colour=GREEN), *arms))
     return rendered(
         "job.html.jinja",
         plan=plan,
@@ -130,7 +129,7 @@ def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> st
             auto=(plan.auto.time_s, plan.auto.energy_j),
         ),
         points=points,
-        frontier=_frontier(plan),
+        frontier=drawn,
     )
 
 
@@ -139,29 +138,13 @@ def _track(packer: Packer, plan: JobPlan, rank: int, spans: Sequence[Span]) -> P
     boxes, ends_s = [], 0.0
     mine = (span for span in spans if span.rank == rank and not span.stream)
     for span in sorted(mine, key=lambda span: span.begins_s):
-        set_by = -1 if not span.has_profile else int(span.core_mhz is not None)
-        boxes.append(
-            TimelineBox(
-                name=span.what,
-                lasts_s=span.ends_s - span.begins_s,
-                core_mhz=span.core_mhz if span.has_profile else None,
-                set_by=set_by,
-                gap_s=max(0.0, span.begins_s - ends_s),
-            )
+        box = TimelineBox(
+            name=span.what,
+            lasts_s=span.ends_s - span.begins_s,
+            core_mhz=span.core_mhz if span.has_profile else None,
+            set_by=int(span.core_mhz is not None) if span.has_profile else -1,
+            gap_s=max(0.0, span.begins_s - ends_s),
         )
+        boxes.append(box)
         ends_s = span.ends_s
     return packer.track(boxes, label=f"stage {plan.job.ranks[rank].stage}")
-
-
-def _frontier(plan: JobPlan) -> str:
-    if len(plan.frontier) < 2:  # noqa: PLR2004 - one point is no line
-        return ""
-    costs = [point.cost for point in plan.frontier]
-    line = tuple((100.0 * cost.time_change, 100.0 * cost.energy_change) for cost in costs)
-    arms = (
-        arm_series(arm.name, arm.cost, large=arm.name is plan.chosen)
-        for arm in plan.arms
-        if arm.cost is not None
-    )
-    title = f"Time of an iteration and energy of all ranks ({plan.evidence})"
-    return trade("frontier", title, (Series(name="stored plans", points=line, colour=GREEN), *arms))

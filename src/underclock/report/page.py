@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from underclock.records import Arm, Cost, Plan, Strategy, Validation
+from underclock.records import Cost, Plan, Strategy, Validation
 from underclock.records.answers import answer_of, gives_nothing, no_change
 from underclock.report import answer, wording
 from underclock.report.answer import expected_energy_change
@@ -27,10 +27,7 @@ from underclock.report.wording import arm_title, change_text, duration_text, min
 from underclock.units import format_mhz
 
 
-def rendered(
-    template: str,
-    **values: object,
-) -> str:
+def rendered(template: str, **values: object) -> str:
     """Render a template; everything it is given is escaped.
 
     Args:
@@ -53,10 +50,8 @@ def rendered(
 
 def _squeezed(name: str) -> str:
     """Return a script or a style sheet without indentation and lines of comment."""
-    lines = map(
-        str.strip,
-        (resources.files(__package__) / "templates" / name).read_text("utf-8").splitlines(),
-    )
+    text = (resources.files(__package__) / "templates" / name).read_text("utf-8")
+    lines = map(str.strip, text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
@@ -92,7 +87,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
         own_line=next((at for at, line in enumerate(lines) if line.is_own), 0),
         slowest=slowest_shown(plan),
         budget=round(first.time_change or plan.max_slowdown or 0.01, 4),
-        frontier_figure=frontier(plan),
+        frontier_figure=frontier(plan, lines),
     )
 
 
@@ -200,37 +195,40 @@ def lines_of(plan: Plan) -> list[FrontierLine]:
     return sorted((line for line in lines if len(line.points) > 1), key=lambda line: line.latency_s)
 
 
-def frontier(plan: Plan) -> str:
-    """Draw the frontier as a line, the arms as points, and shade what is over the time budget."""
-    arms = [(arm, arm.cost) for arm in plan.arms if arm.cost is not None]
-    shown = {Strategy.AUTO, Strategy.BEST_FIXED, plan.chosen}
-    seen = [(arm, cost) for arm, cost in arms if arm.name in shown]
-    seen = [(arm, cost) for arm, cost in seen if arm.name == "auto" or not _is_auto(cost)]
-    lines = [
+def frontier(plan: Plan, lines: Sequence[FrontierLine]) -> str:
+    """Draw frontiers as lines, the arms as points, and shade what is over the time budget."""
+    series = [
         Series(
             name=line.name,
             points=tuple((100.0 * time, 100.0 * energy) for time, energy in line.points),
             colour=line.colour,
             dashed=not line.is_own,
         )
-        for line in sorted(lines_of(plan), key=lambda line: not line.is_own)
+        for line in sorted(lines, key=lambda line: not line.is_own)
         if line.is_drawn
     ]
-    line = [point for series in lines for point in series.points]
-    places = [100.0 * cost.time_change for _, cost in arms] + [x for x, _ in line]
+    places = [x for each in series for x, _ in each.points]
+    for arm in plan.arms:
+        if arm.cost is None:
+            continue
+        places.append(100.0 * arm.cost.time_change)
+        stays = arm.name is Strategy.AUTO and _is_auto(plan.promise)
+        counts = stays or arm.name is plan.chosen
+        if arm.name is Strategy.AUTO or (
+            arm.name in {Strategy.BEST_FIXED, plan.chosen} and not _is_auto(arm.cost)
+        ):
+            title = "the plan" if counts else arm_title(arm.name, plan)
+            series.append(arm_series(arm.name, arm.cost, title, large=counts))
     low, high = min(places), 100.0 * slowest_shown(plan)
-    budget = plan.max_slowdown
     return trade(
-        "frontier",
         f"Time and energy of a step ({plan.stands_on})",
-        (*lines, *(_plans_series(plan, arm, cost) for arm, cost in seen)),
+        series,
         limits=(low - _LEFT * (high - low), high + _RIGHT * (high - low)),
-        budget=budget,
+        budget=plan.max_slowdown,
     )
 
 
 def trade(
-    key: str,
     title: str,
     series: Sequence[Series],
     *,
@@ -244,7 +242,7 @@ def trade(
         shade = 100.0 * budget, over
     return figure(
         Chart(
-            key=key,
+            key="frontier",
             title=title,
             x_title="time, change (%)",
             y_title="energy, change (%)",
@@ -253,13 +251,6 @@ def trade(
             shade=shade,
         )
     )
-
-
-def _plans_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
-    stays = arm.name is Strategy.AUTO and _is_auto(plan.promise)
-    counts = stays or arm.name is plan.chosen
-    title = "the plan" if counts else arm_title(arm.name, plan)
-    return arm_series(arm.name, cost, title, large=counts)
 
 
 def arm_series(arm: str, cost: Cost, title: str = "", *, large: bool = False) -> Series:

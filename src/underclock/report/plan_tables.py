@@ -59,11 +59,8 @@ def plan_parts(
     """Return the answer in three lines, the line with the next command, and the details if asked.
 
     Args:
-        plan: The plan.
-        file: Where it is.
+        file: Where the plan is.
         train: The command that trains; empty where it is not known.
-        details: Whether to return what the answer rests on too.
-        validation: How the plan came out where it was run again.
     """
     saves, *more = answer_of(plan, validation)
     answer = Text(saves, style="bold"), *map(Text, (*more, next_sentence(plan, file, train)))
@@ -85,14 +82,25 @@ def plan_details(plan: Plan) -> tuple[RenderableType, ...]:
         fixed.insert(0, Text(sentence))
     said = (auto_plan_sentence(plan), carried_sentence(plan), strict_sentence(plan))
     parts: list[RenderableType] = [*(Text(line) for line in said if line is not None), *fixed]
-    more = _latency_tables(plan)
-    if all(no_change(arm) for arm in plan.arms):
-        parts += [_budgets_table(plan)] if larger_budgets(plan) else []
-        return (*parts, *_energy_tables(plan), *more)
-    parts.append(arms_table(plan))
-    if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
-        parts.append(savings_table(plan))
-    return (*parts, *_energy_tables(plan), *more)
+    budgets = [(change_text(slower), change_text(saved)) for slower, saved in larger_budgets(plan)]
+    if not all(no_change(arm) for arm in plan.arms):
+        parts.append(arms_table(plan))
+        if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
+            parts.append(savings_table(plan))
+    elif budgets:
+        title = f"expected of greater time budgets, {bound_words(plan)}: {plan.stands_on}"
+        parts.append(filled(title, numbers("time budget", "energy"), budgets))
+    shares = [
+        (name, str(launches), f"{time_share:.1%}", f"{energy_share:.1%}")
+        for name, launches, time_share, energy_share in energy_parts(plan)
+    ]
+    if shares:
+        title = f"where a step's energy goes at {auto_word(plan)}: {plan.stands_on}"
+        columns = (*words("pass or operator"), *numbers("launches", "of\ntime", "of\nenergy"))
+        parts.append(filled(title, columns, shares, auto_clock_sentence(plan)))
+    if has_latencies(plan):
+        parts.append(_latencies_table(plan))
+    return tuple(parts)
 
 
 def arms_table(plan: Plan) -> Table:
@@ -129,14 +137,6 @@ def _arm_cell(plan: Plan, arm: Arm) -> Text:
     return cell
 
 
-def _budgets_table(plan: Plan) -> Table:
-    return filled(
-        f"expected of greater time budgets, {bound_words(plan)}: {plan.stands_on}",
-        numbers("time budget", "energy"),
-        ((change_text(slowdown), change_text(change)) for slowdown, change in larger_budgets(plan)),
-    )
-
-
 def savings_table(plan: Plan) -> Table:
     """Return the clocks of the kernels that save most energy, and the sum of the rest."""
     (top, rest), held = top_savings(plan, _MOST_SAVINGS), plan.held
@@ -171,32 +171,14 @@ def _range_text(pairs: Iterable[Clocks], name: str) -> str:
     return " to ".join(map(format_mhz, dict.fromkeys((clocks[0], clocks[-1]))))
 
 
-def _energy_tables(plan: Plan) -> tuple[Table, ...]:
-    rows = [
-        (name, str(launches), f"{time_share:.1%}", f"{energy_share:.1%}")
-        for name, launches, time_share, energy_share in energy_parts(plan)
-    ]
-    if not rows:
-        return ()
-    table = filled(
-        f"where a step's energy goes at {auto_word(plan)}: {plan.stands_on}",
-        (*words("pass or operator"), *numbers("launches", "of\ntime", "of\nenergy")),
-        rows,
-        auto_clock_sentence(plan),
-    )
-    return (table,)
-
-
-def _latency_tables(plan: Plan) -> tuple[Table, ...]:
-    if not has_latencies(plan):
-        return ()
+def _latencies_table(plan: Plan) -> Table:
     caption = ""
     if plan.schedule is not None:
         caption = (
             f"this plan's own latency: {plan.schedule.latency}, "
             f"{plan.schedule.switches} switches per step"
         )
-    latencies = filled(
+    return filled(
         f"achievable on {plan.gpu.name} if clocks took this long: {plan.stands_on}",
         (*numbers("latency", "time", "energy", "switches\nper step"), *words("known hardware")),
         (
@@ -211,7 +193,6 @@ def _latency_tables(plan: Plan) -> tuple[Table, ...]:
         ),
         caption,
     )
-    return (latencies,)
 
 
 def validation_table(validation: Validation) -> Table:
@@ -246,7 +227,6 @@ def validation_parts(validation: Validation) -> tuple[RenderableType, ...]:
 
 def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:
     """Return the table of clocks, what they change, and the best fixed clock."""
-    rows = [_row(each) for each in plan.buckets]
     modelled = any(each.chosen.basis is Basis.MODELLED for each in plan.buckets)
     limits = {"tpot": plan.tpot_s, "ttft": plan.ttft_s}
     said = [f"{name} {format_duration(each)}" for name, each in limits.items() if each is not None]
@@ -260,7 +240,7 @@ def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:
             *words("step"),
             *numbers("clock", "time", "energy", "(95 %)", "fixed", "at auto", "a token"),
         ),
-        rows,
+        map(_row, plan.buckets),
         "MHz; changes of time and of energy a token against auto; fixed: energy at the best fixed "
         "clock" + ("; * as the model has it, nothing ran there" if modelled else ""),
     )
@@ -269,11 +249,9 @@ def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:
     if plan.fixed is not None:
         of = [_change(each.fixed, each) for each in plan.buckets]
         fixed = f"one clock for all, {format_mhz(plan.fixed.core_mhz)} MHz, saves {_savings(of)}"
+    saves = f"Saves {_savings(changes)} of energy a token, step by step; {fixed}"
     return (
-        Text(
-            f"Saves {_savings(changes)} of energy a token, step by step; {fixed}",
-            style="bold",
-        ),
+        Text(saves, style="bold"),
         table,
         *(
             Text(f"{each.pass_} {each.batch} x {each.context}: {each.obstacle}")

@@ -12,7 +12,6 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from underclock.records import Clocks, Plan
@@ -140,22 +139,14 @@ class StepLaunch(NamedTuple):
     energy_j: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelUse:
-    """What a kernel does in a step: at auto, and as the plan has it.
-
-    Attributes:
-        pass_: Part of the step; empty when unknown.
-        runs: In a step; ``None`` when unknown.
-        clocks: That it holds; several where launches have clocks of their own.
-        auto_s: Of all its runs, as all that follow.
-    """
+class KernelUse(NamedTuple):
+    """What a kernel does in a step: at auto, and as the plan has it."""
 
     name: str
-    pass_: str
-    runs: int | None
-    clocks: tuple[Clocks, ...]
-    auto_s: float
+    pass_: str  # part of the step
+    runs: int  # in a step
+    clocks: tuple[Clocks, ...]  # that it holds; several where launches have clocks of their own
+    auto_s: float  # of all its runs, as all that follow
     auto_j: float
     time_s: float
     energy_j: float
@@ -173,22 +164,18 @@ def is_held(plan: Plan) -> bool:
 
 def kernel_uses(plan: Plan) -> list[KernelUse]:
     """Return every kernel as the plan has it."""
-    kernels, uses, held = {kernel.name: kernel for kernel in plan.step.kernels}, [], plan.held
-    for name, choice in plan.kernels.items():
-        time_s, energy_j = choice.launch(1)
-        uses.append(
-            KernelUse(
-                name=name,
-                pass_=str(kernels[name].pass_) if name in kernels else "",
-                runs=kernels[name].count if name in kernels else None,
-                clocks=tuple(held[name]),
-                auto_s=choice.auto_time_s,
-                auto_j=choice.auto_energy_j,
-                time_s=time_s,
-                energy_j=energy_j,
-            )
+    kernels, held = {kernel.name: kernel for kernel in plan.step.kernels}, plan.held
+    return [
+        KernelUse(
+            name,
+            str(kernels[name].pass_),
+            kernels[name].count,
+            tuple(held[name]),
+            *choice.auto_launch(1),
+            *choice.launch(1),
         )
-    return uses
+        for name, choice in plan.kernels.items()
+    ]
 
 
 def _planned(plan: Plan) -> Iterator[StepLaunch]:
@@ -238,25 +225,29 @@ def plan_data(
 
 
 def _kernels(packer: Packer, uses: Sequence[KernelUse], auto: str) -> Packed:
-    """Return the table of kernels, those that draw most where there are too many for a page.
-
-    Args:
-        auto: What they are compared with.
-    """
+    """Return the table of kernels, those that draw most where there are too many for a page."""
     shown = list(uses)
     if len(uses) > MOST_ROWS:
         ranked = sorted(uses, key=lambda use: -use.auto_j)
-        shown = [*ranked[:MOST_ROWS], _together(ranked[MOST_ROWS:])]
+        rest = ranked[MOST_ROWS:]
+        together = KernelUse(
+            name=f"{len(rest)} others, each of which draws less",
+            pass_="",
+            runs=sum(use.runs for use in rest),
+            clocks=tuple(dict.fromkeys(pair for use in rest for pair in use.clocks)),
+            auto_s=math.fsum(use.auto_s for use in rest),
+            auto_j=math.fsum(use.auto_j for use in rest),
+            time_s=math.fsum(use.time_s for use in rest),
+            energy_j=math.fsum(use.energy_j for use in rest),
+        )
+        shown = [*ranked[:MOST_ROWS], together]
     times = [round(1e4 * (use.time_s / use.auto_s - 1.0)) for use in shown]
     energies = [round(1e4 * (use.energy_j / use.auto_j - 1.0)) for use in shown]
     passes = differences([packer.text(use.pass_) for use in shown])
-    known = (
-        column("Pass", "pass", "text", passes),
-        column("Runs", "runs", "count", [use.runs for use in shown]),
-    )
     columns = [
         column("Kernel", "kernel", "text", differences([packer.text(use.name) for use in shown])),
-        *(known if any(use.runs is not None for use in shown) else ()),
+        column("Pass", "pass", "text", passes),
+        column("Runs", "runs", "count", [use.runs for use in shown]),
         column("Core MHz", "core_mhz", "mhz", [_range(u.clocks, "core_mhz") for u in shown]),
         column("Memory MHz", "mem_mhz", "mhz", [_range(u.clocks, "mem_mhz") for u in shown]),
         column(f"At {auto}", "auto_j", "joules", [digits(use.auto_j) for use in shown]),
@@ -265,19 +256,6 @@ def _kernels(packer: Packer, uses: Sequence[KernelUse], auto: str) -> Packed:
         column("Energy", "energy_change", "change", energies),
     ]
     return {"noun": "kernels", "columns": columns, "sort": "saved_j", "falls": True}
-
-
-def _together(uses: Sequence[KernelUse]) -> KernelUse:
-    return KernelUse(
-        name=f"{len(uses)} others, each of which draws less",
-        pass_="",
-        runs=sum(use.runs or 0 for use in uses) or None,
-        clocks=tuple(dict.fromkeys(pair for use in uses for pair in use.clocks)),
-        auto_s=math.fsum(use.auto_s for use in uses),
-        auto_j=math.fsum(use.auto_j for use in uses),
-        time_s=math.fsum(use.time_s for use in uses),
-        energy_j=math.fsum(use.energy_j for use in uses),
-    )
 
 
 def _range(clocks: Iterable[Clocks], name: str) -> int | tuple[int, int] | None:
@@ -303,18 +281,9 @@ def _segments(packer: Packer, plan: Plan) -> Packed:
         names = differences([packer.text(plan.step.kernels[at].name) for at in parts])
         time_s = digits(math.fsum(launch.time_s for launch in mine))
         energy_j = digits(math.fsum(launch.energy_j for launch in mine))
-        listed = (names, [len(taken[at]) for at in parts])
-        rows.append(
-            (
-                number,
-                segment.launches,
-                segment.clocks.core_mhz,
-                segment.clocks.mem_mhz,
-                time_s,
-                energy_j,
-                listed,
-            )
-        )
+        listed, clocks = (names, [len(taken[at]) for at in parts]), segment.clocks
+        costs = clocks.core_mhz, clocks.mem_mhz, time_s, energy_j
+        rows.append((number, segment.launches, *costs, listed))
     heads = (
         ("Segment", "segment", "count"),
         ("Launches", "launches", "count"),
