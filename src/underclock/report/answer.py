@@ -8,15 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from underclock.records import (
-    Arm,
-    Choice,
-    Clocks,
-    Cost,
-    Evidence,
-    Plan,
-    Strategy,
-)
+from underclock.records import Choice, Clocks, Cost, Evidence, Plan, Strategy
 from underclock.records.answers import (
     ONE_PAIR,
     gives_nothing,
@@ -44,13 +36,7 @@ _MOST_OPERATORS = 6  # of those that draw most
 
 
 def next_sentence(plan: Plan, file: str, train: str = "") -> str:
-    """Say what to type next.
-
-    Args:
-        plan: The plan.
-        file: Where it is.
-        train: The command that trains; empty where it is not known.
-    """
+    """Say what to type next: of a plan in a file, and a command that trains if that is known."""
     if is_unsure(plan):
         again = "the same command" if train else "underclock measure into the same file"
         text = f"more samples narrow the interval: {again}, with a longer --time-limit"
@@ -231,11 +217,7 @@ def bound_words(plan: Plan) -> str:
 
 
 def auto_plan_sentence(plan: Plan) -> str | None:
-    """Say that a plan gives nothing, and what some more time would give.
-
-    Returns:
-        ``None`` where it gives something, or where its warnings say why not.
-    """
+    """Say that a plan gives nothing, and what more time would; ``None`` where warnings say it."""
     if not gives_nothing(plan) or ONE_PAIR in plan.warnings:
         return None
     text = _nothing_text(plan)
@@ -256,7 +238,10 @@ def _nothing_text(plan: Plan) -> str:
     budget = f"at \N{LESS-THAN OR EQUAL TO} {plain_percent(plan.max_slowdown)} % slower"
     if plan.schedule is not None:
         return f"{is_auto} no schedule was found that surely saves energy {budget}"
-    better = [arm for arm in plan.arms if _surely_saves(arm)]
+    better = []  # arms that save energy, with 95 % confidence where that is known
+    for arm in plan.arms:
+        high = arm.energy_change if arm.energy_interval is None else arm.energy_interval[1]
+        better += [arm] if high is not None and high < 0.0 and not no_change(arm) else []
     if better:
         kind, other = arm_title(plan.chosen), min(better, key=lambda arm: arm.energy_change or 0.0)
         return (
@@ -264,12 +249,6 @@ def _nothing_text(plan: Plan) -> str:
             f"{budget}; {arm_title(other.name)} does, {change_text(other.energy_change)}"
         )
     return f"{is_auto} no other clocks surely save energy {budget}"
-
-
-def _surely_saves(arm: Arm) -> bool:
-    """Whether an arm saves energy, with 95 % confidence where that is known."""
-    high = arm.energy_change if arm.energy_interval is None else arm.energy_interval[1]
-    return high is not None and high < 0.0 and not no_change(arm)
 
 
 def top_savings(plan: Plan, most: int) -> tuple[dict[str, Choice], dict[str, Choice]]:

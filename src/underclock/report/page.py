@@ -79,7 +79,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
         is_bound=plan.bound is plan.chosen,
         auto_known=any(choice.auto_core_mhz for choice in plan.kernels.values()),
         saved_sentence=answer.saved_text(plan, math.fsum(use.saved_j for use in uses)),
-        warnings=wording.once(plan.warnings + (validation.warnings if validation else ())),
+        warnings=[*dict.fromkeys((*plan.warnings, *(validation.warnings if validation else ())))],
         words=wording,
         answer=answer,
         data=plan_data(plan, uses, [(line.takes, line.points) for line in lines]),

@@ -14,9 +14,8 @@ from underclock.report.terminal import filled, words
 from underclock.report.wording import EVIDENCE_SENTENCES, duration_text
 from underclock.units import KWH_J, format_drawn, format_percent
 
-_DRIVEN = frozenset(
-    {"auto", "auto-again", "warm-up", "learning", "off", "observed"}
-)  # what holds no clock
+# What holds no clock.
+_DRIVEN = {"auto", "auto-again", "warm-up", "learning", "off", "observed"}
 _UNKNOWN = "-"
 _MOST_POINTS = 1000  # of a drawing: more do not show
 _COLOURS = {  # in the order in which they are shown: auto, then the plan, then what is simpler
@@ -33,6 +32,9 @@ _COLOURS = {  # in the order in which they are shown: auto, then the plan, then 
     TRIED: SKY,
     "off": PINK,
 }
+
+
+_SYMBOLS = {"auto": "circle", "plan": "square", "best-fixed": "triangle"}
 
 
 def closing_line(summary: RunSummary, *, clocks: str = "") -> str:
@@ -55,7 +57,7 @@ def _saving(summary: RunSummary) -> str:
         if arm.verdict.startswith("cannot tell"):
             return f"its saving: {name}{arm.verdict}"
         verdict = f": promise {arm.verdict.partition(': energy')[0]}" if arm.verdict else ""
-        saved = outcome(arm.energy_change or 0.0, arm.energy_interval, arm.time_change or 0.0)
+        saved = outcome(arm.energy_change or 0.0, arm.energy_interval, arm.time_change)
         return f"{name}{saved} than auto on this job, {run.evidence}{verdict}"
     promised = ""
     if run.energy_change is not None:
@@ -64,7 +66,7 @@ def _saving(summary: RunSummary) -> str:
         why = f"saved nothing: {summary.events[-1]}"
     elif run.is_job and summary.since_auto is not None:
         arm = summary.since_auto
-        saved = outcome(arm.energy_change or 0.0, arm.energy_interval, arm.time_change or 0.0)
+        saved = outcome(arm.energy_change or 0.0, arm.energy_interval, arm.time_change)
         return f"{promised}{saved} than its iterations at auto before, warm-up left out"
     elif run.is_job:
         why = (
@@ -96,10 +98,8 @@ def run_table(summary: RunSummary) -> Table:
     arms = []
     for arm in summary.arms:
         name = f"{arm.arm} against auto, {arm.rounds} rounds"
-        arms += [
-            (f"{name}: energy", _change(arm.energy_change, arm.energy_interval)),
-            (f"{name}: time", _change(arm.time_change, arm.time_interval)),
-        ]
+        arms.append((f"{name}: energy", _change(arm.energy_change, arm.energy_interval)))
+        arms.append((f"{name}: time", _change(arm.time_change, arm.time_interval)))
         arms += [(f"{name}: verdict", arm.verdict)] if arm.verdict else []
     rows: tuple[tuple[str, str], ...] = (
         ("marks in a step", str(summary.marks)),
@@ -155,15 +155,13 @@ def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
     rows = []
     for arm in sorted({step.arm or "plan" for step in steps}, key=_place):
         mine = [step for step in steps if (step.arm or "plan") == arm]
-        rows.append(
-            (
-                arm,
-                sum(step.steps for step in mine),
-                _mean([(1e3 * step.time_s, step.steps) for step in mine], "ms"),
-                _mean([(step.energy_j, step.steps) for step in mine], "J"),
-                _mean([(step.core_mhz, step.steps) for step in mine], "MHz"),
-            )
+        counts = [step.steps for step in mine]
+        means = (
+            _mean([1e3 * step.time_s for step in mine], counts, "ms"),
+            _mean([step.energy_j for step in mine], counts, "J"),
+            _mean([step.core_mhz for step in mine], counts, "MHz"),
         )
+        rows.append((arm, sum(counts), *means))
     return rendered(
         "run.html.jinja",
         run=run,
@@ -197,16 +195,15 @@ def _data(run: RunLine, steps: Sequence[StepLine]) -> str:
         for step in (step for step in steps if step.gpu == gpu):
             lasts_s, some = step.time_s * step.steps, f" to {step.step + step.steps - 1}"
             power_w = step.power_w if step.energy_j is None else step.energy_j / step.time_s
-            boxes.append(
-                TimelineBox(
-                    name=f"step {step.step}{some if step.steps > 1 else ''}: {step.state}",
-                    lasts_s=lasts_s,
-                    core_mhz=step.core_mhz and round(step.core_mhz),
-                    set_by=int(not run.dry and step.arm not in _DRIVEN),
-                    power_w=power_w,
-                    gap_s=max(0.0, step.began_s - ends_s),
-                )
+            box = TimelineBox(
+                name=f"step {step.step}{some if step.steps > 1 else ''}: {step.state}",
+                lasts_s=lasts_s,
+                core_mhz=step.core_mhz and round(step.core_mhz),
+                set_by=int(not run.dry and step.arm not in _DRIVEN),
+                power_w=power_w,
+                gap_s=max(0.0, step.began_s - ends_s),
             )
+            boxes.append(box)
             held.append(step.arm or "plan")
             ends_s = step.began_s + lasts_s
         label = f"GPU {gpu}" if len(run.gpus) > 1 else ""
@@ -253,9 +250,7 @@ def _by_arm(
             name=arm,
             points=tuple(some),
             colour=_COLOURS.get(arm, GREEN),
-            symbol={"auto": "circle", "plan": "square", "best-fixed": "triangle"}.get(
-                arm, "diamond"
-            ),
+            symbol=_SYMBOLS.get(arm, "diamond"),
         )
         for arm, some in sorted(points.items(), key=lambda each: _place(each[0]))
     )
@@ -266,8 +261,8 @@ def _place(arm: str) -> int:
     return known.index(arm) if arm in known else len(known)
 
 
-def _mean(values: Sequence[tuple[float | None, int]], unit: str) -> str:
-    known = [(value, steps) for value, steps in values if value is not None]
+def _mean(values: Sequence[float | None], counts: Sequence[int], unit: str) -> str:
+    known = [(v, steps) for v, steps in zip(values, counts, strict=True) if v is not None]
     if not known:
         return "-"
     mean = sum(value * steps for value, steps in known) / sum(steps for _, steps in known)

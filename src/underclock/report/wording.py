@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from underclock.records import (
     MOST_REPEATS,
@@ -92,11 +92,6 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
 
 
-def once(sentences: Iterable[str]) -> tuple[str, ...]:
-    """Return every sentence once, in the order of first mention."""
-    return tuple(dict.fromkeys(sentences))
-
-
 def change_text(fraction: float | None, *, digits: int = 2) -> str:
     """Write a change in percent; a missing one is a dash, one that rounds to zero is +0."""
     return DASH if fraction is None else format_percent(fraction, digits=digits)
@@ -105,13 +100,6 @@ def change_text(fraction: float | None, *, digits: int = 2) -> str:
 def changes_text(energy: float | None, time: float | None) -> str:
     """Write what changes."""
     return f"{change_text(energy)} energy at {change_text(time)} time"
-
-
-def margin_text(interval: tuple[float, float] | None) -> str:
-    """Write half the width of an interval to stand behind a number; nothing where unknown."""
-    if interval is None:
-        return ""
-    return f" ± {format_percent((interval[1] - interval[0]) / 2).removeprefix('+')}"
 
 
 def interval_text(interval: tuple[float, float] | None) -> str:
@@ -200,11 +188,7 @@ def budget_text(plan: Plan) -> str:
 def measured_changes(
     validation: Validation,
 ) -> list[tuple[str, float | None, Spread, tuple[float, float] | None]]:
-    """Return a row per quantity of the plan, then of every other arm.
-
-    Returns:
-        Its name, what was promised, what all pairs gave, and its interval.
-    """
+    """Return of the plan, then of every other arm: names, promises, what pairs gave, intervals."""
     v = validation
     rows: list[tuple[str, float | None, Spread, tuple[float, float] | None]] = [
         ("time", v.promised_time_change, v.time_change, v.time_interval),
@@ -222,9 +206,13 @@ def verdict_text(validation: Validation) -> str:
     v = validation
     if v.verdict is None:
         return "unknown: made by a version that did not judge"
+    promised = change_text(v.promised_energy_change)
+    if v.promised_energy_interval is not None:
+        low, high = v.promised_energy_interval
+        promised += f" ± {format_percent((high - low) / 2).removeprefix('+')}"
     energy = (
         f"energy {change_text(v.energy_change.mean)} ({interval_text(v.energy_interval)}) against "
-        f"{change_text(v.promised_energy_change)}{margin_text(v.promised_energy_interval)} promised"
+        f"{promised} promised"
     )
     time = f"time {change_text(v.time_change.mean)} "
     if v.max_slowdown is None:
@@ -232,17 +220,14 @@ def verdict_text(validation: Validation) -> str:
     else:
         budget = change_text(v.max_slowdown)
         time += f"({interval_text(v.time_interval)}) against a budget of {budget}"
-    needed = f": {_needed_text(v)}" if v.verdict is Verdict.INCONCLUSIVE else ""
+    needed, more = "", v.further_repeats
+    if v.verdict is Verdict.INCONCLUSIVE:
+        needed = f": too close to call, even with {MOST_REPEATS} repeats"
+        if v.energy_interval is None or v.time_interval is None:
+            needed = ": a single run of each has no spread"
+        elif more is not None:
+            needed = f": about {more} more {'repeat' if more == 1 else 'repeats'} would decide"
     return f"{v.verdict}{needed}: {energy}; {time}; tolerance {_tolerance_text(v)}"
-
-
-def _needed_text(validation: Validation) -> str:
-    if validation.energy_interval is None or validation.time_interval is None:
-        return "a single run of each has no spread"
-    if validation.further_repeats is None:
-        return f"too close to call, even with {MOST_REPEATS} repeats"
-    more = validation.further_repeats
-    return f"about {more} more {'repeat' if more == 1 else 'repeats'} would decide"
 
 
 def _tolerance_text(validation: Validation) -> str:
