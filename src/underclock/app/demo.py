@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from underclock.campaign.progress import Tally
     from underclock.records import Plan, Validation
 
-_GPU, _SAMPLES, _REPEATS = "sim:rtx3080ti", 190, 4
+_GPU, _SAMPLES, _SLOWDOWN, _REPEATS = "sim:rtx3080ti", 190, 0.01, 4
 _FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.html")
 
 
@@ -59,19 +59,11 @@ def _done(folder: Path) -> "tuple[Plan, Validation] | None":
 
 
 def run_demo(
-    folder: Path,
-    *,
-    max_slowdown: float = 0.01,
-    seed: int = 0,
-    force: bool = False,
-    progress: "Callable[[Tally], None] | None" = None,
+    folder: Path, *, force: bool = False, progress: "Callable[[Tally], None] | None" = None
 ) -> "tuple[Plan, Validation]":
     """Trace, measure, plan, validate and report into a folder.
 
     A demo that was interrupted goes on: what it had measured is kept.
-
-    Args:
-        max_slowdown: Time budget, as a fraction above auto.
     """
     from underclock import Goal, Step, measure, plan, trace, validate, write_report
     from underclock.campaign.grid import Campaign
@@ -91,13 +83,11 @@ def run_demo(
         samples.unlink(missing_ok=True)
         write_document(step_file, step, force=force)
     force |= goes_on
-    campaign = Campaign(max_samples=_SAMPLES, slowdowns=(max_slowdown,))
-    taken = measure(step, gpu=_GPU, to=samples, campaign=campaign, seed=seed, progress=progress)
-    made = plan(taken, Goal(max_slowdown=max_slowdown), latency="known")
+    campaign = Campaign(max_samples=_SAMPLES, slowdowns=(_SLOWDOWN,))
+    taken = measure(step, gpu=_GPU, to=samples, campaign=campaign, progress=progress)
+    made = plan(taken, Goal(max_slowdown=_SLOWDOWN))
     write_document(plan_file, made, force=force)
-    validation = validate(
-        made, gpu=_GPU, seed=seed, progress=progress, repeats=_REPEATS, only_plan=True
-    )
+    validation = validate(made, gpu=_GPU, progress=progress, repeats=_REPEATS, only_plan=True)
     write_document(validation_file, validation, force=force)
     write_report(made, to=page, validation=validation, force=force)
     return made, validation

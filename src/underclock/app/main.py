@@ -80,11 +80,8 @@ _COMMANDS = {
     "paper": "Run the paper's study on the simulated GPU, next to its numbers.",
 }
 
-_SHARED = {
-    **dict.fromkeys(("merge", "plan-server"), "services"),
-    **dict.fromkeys(("apply", "restore", "simulate"), "services"),
-}
-"""Where commands stand that are not in a file of their own."""
+_SERVICES = {"merge", "plan-server", "transfer", "validate", "apply", "restore", "simulate"}
+"""Commands that stand together in one file; the rest have files of their own."""
 
 _FIRST = ("demo", "tune", "run", "saved", "plan", "measure", "trace", "report", "doctor")
 """What most people need, in the order of the help."""
@@ -111,9 +108,12 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None  # resolve_command says it better
-        home = "paper.command" if cmd_name == "paper" else f"app.{_SHARED.get(cmd_name, cmd_name)}"
+        home, name = f"app.{cmd_name}", "command"
+        if cmd_name == "paper":
+            home = "paper.command"
+        elif cmd_name in _SERVICES:
+            home, name = "app.services", cmd_name.replace("-", "_")
         module = importlib.import_module(f"underclock.{home}")
-        name = cmd_name.replace("-", "_") if cmd_name in _SHARED else "command"
         return getattr(module, name)  # type: ignore[no-any-return]
 
     def resolve_command(

@@ -1,5 +1,6 @@
 """``underclock measure``."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -19,11 +20,10 @@ from underclock.app.options import (
     json_option,
     more_option,
     output_option,
-    own_file,
     source_option,
     step_file,
 )
-from underclock.app.output import print_json, progress_bar, say, warn
+from underclock.app.output import print_json, progress_bar, say, told_of_boards, warn
 from underclock.errors import NotSupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from underclock.campaign.grid import Campaign
     from underclock.records import MeasurementSettings, SampleSet, Step
-    from underclock.tracing.source import StepFile, TrainingCommand
+    from underclock.tracing.source import TrainingCommand
 
 _WORDS = "underclock.words"
 _NONE_ALONE = (
@@ -142,7 +142,10 @@ def command(
 
     Example: underclock measure step.json --gpu nvml:0 -o samples.db -- python train.py
     """
-    campaign, step = _campaign(asked, near), own_file(step)
+    from underclock.tracing.job_files import ProcessRank
+
+    campaign, rank = _campaign(asked, near), ProcessRank.of(os.environ)
+    step = rank.own(step) if rank and step else step  # torchrun gives all ranks one name
     if training := _training(step, command_line, gpu):
         words = click.get_current_context().meta[_WORDS]
         words = words[: words.index("--")] if command_line else words
@@ -151,20 +154,36 @@ def command(
         return
     source_file = step_file(step or near, source)
     if ray is not None:
-        _measure_together(step, gpu, output, ray, campaign, pace, source_file, as_json=as_json)
+        from underclock.app.raying import gpus_of, measure_together
+
+        gpus = gpus_of(gpu)
+        measuring = _measuring(gpus[0], campaign, pace)
+        with progress_bar("measuring") as show:
+            boards = measure_together(
+                step,
+                gpus=gpus,
+                to=output,
+                address=ray,
+                campaign=campaign,
+                measuring=measuring,
+                progress=show,
+                run=source_file,
+            )
+        warn(tuple(dict.fromkeys(sentence for board in boards for sentence in board.warnings)))
+        told_of_boards(boards, output, as_json=as_json)
         return
     from underclock.app.backends import in_virtual_time
-    from underclock.app.measuring import file_of, follow, follows, measure
+    from underclock.app.measuring import file_of, follow, measure
     from underclock.records import Step
     from underclock.store import read_document
 
     served, gpu = gpu, in_virtual_time(gpu)
     if gpu != served:
         say(f"{served} is served: measuring its like in virtual time, {gpu}", err=True)
-    measuring = _measuring(gpu, campaign, *(pace or (None, None)))
+    measuring = _measuring(gpu, campaign, pace)
     document = read_document(step, Step) if step else None
-    if document is not None and follows(document, gpu):
-        follow(document, gpu=gpu, run=step_file(step, source, quiet=True))
+    quietly = step_file(step, source, quiet=True)
+    if document is not None and follow(document, gpu=gpu, run=quietly):
         return
     output = file_of(output, gpu)
     with progress_bar("measuring") as show:
@@ -251,42 +270,6 @@ def measure_in_command(
         sys.stdout.write((folder / "stdout").read_text())
 
 
-def _measure_together(
-    step: Path | None,
-    gpu: str,
-    to: Path,
-    address: str,
-    campaign: "Campaign",
-    pace: tuple[float | None, float] | None,
-    run: "StepFile",
-    *,
-    as_json: bool,
-) -> None:
-    from underclock.app.output import told_of_boards
-    from underclock.app.raying import measure_together
-
-    gpus: list[str] = []
-    for part in gpu.split(","):
-        one, mark, count = part.rpartition("*")
-        if mark and not (count.isascii() and count.isdecimal() and int(count)):
-            raise UsageError(f"cannot read {part!r} as GPUs", hint="write sim:rtx3080ti*8")
-        gpus += [one] * int(count) if mark else [part]
-    measuring = _measuring(gpus[0], campaign, *(pace or (None, None)))
-    with progress_bar("measuring") as show:
-        boards = measure_together(
-            step,
-            gpus=gpus,
-            to=to,
-            address=address,
-            campaign=campaign,
-            measuring=measuring,
-            progress=show,
-            run=run,
-        )
-    warn(tuple(dict.fromkeys(sentence for board in boards for sentence in board.warnings)))
-    told_of_boards(boards, to, as_json=as_json)
-
-
 def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: bool) -> None:
     from underclock.core.model.sample_sets import odd_repeats
     from underclock.core.steering import steering_notes
@@ -327,18 +310,18 @@ def _campaign(asked: dict[str, Any], near: Path | None) -> "Campaign":
 
 
 def _measuring(
-    gpu: str, campaign: "Campaign", warmup: float | None, window: float | None
+    gpu: str, campaign: "Campaign", pace: tuple[float | None, float] | None
 ) -> "MeasurementSettings":
     from underclock.app.backends import default_measuring
 
     usual = default_measuring(gpu, adaptive=campaign.may_adapt)
-    if window is not None and not window > 0.0:
+    if pace is None:
+        return usual
+    warm_s, window_s = pace
+    if not window_s > 0.0:
         raise UsageError("a window needs a positive length", hint="write for example --window 1s")
-    return msgspec.structs.replace(
-        usual,
-        kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,
-        window_s=usual.window_s if window is None else window,
-    )
+    warm_s = usual.kernel_warm_s if warm_s is None else warm_s
+    return msgspec.structs.replace(usual, kernel_warm_s=warm_s, window_s=window_s)
 
 
 def _taken(sample_set: "SampleSet") -> str:

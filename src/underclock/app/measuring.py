@@ -186,23 +186,17 @@ def _step_near(plan: Plan | None) -> Step | None:
     return plan.step
 
 
-def follows(step: Step | None, gpu: str) -> bool:
-    """Whether this process is a rank that follows another, as the environment says."""
-    if step is None or parse_gpu(gpu).kind is not GpuKind.REAL:
-        return False
-    rank = ProcessRank.needed(step, os.environ)
-    return rank is not None and not rank.leads
+def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) -> bool:
+    """Run what the first rank runs, and hold the clocks it holds, until it is done.
 
-
-def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) -> None:
-    """Run what the first rank runs, and hold the clocks it holds, until it is done."""
+    Returns:
+        Whether this process is a rank that follows another, as the environment says; else nothing
+        is run.
+    """
     name = parse_gpu(gpu)
-    rank = ProcessRank.needed(step, os.environ)
+    rank = ProcessRank.needed(step, os.environ) if name.kind is GpuKind.REAL else None
     if rank is None or rank.leads:
-        raise UsageError(
-            "there is no other rank to follow",
-            hint="the first rank measures; further ranks follow it",
-        )
+        return False
     with nvml_session():
         device = NvmlGpu(rank.gpu(name.index))
         follower = FollowingRank(StoreLine().hear)
@@ -212,3 +206,4 @@ def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) 
             ClockLeases(device) as leases,
         ):
             follower.follow(launcher.loop, launcher.traced.step.kernels, leases)
+    return True

@@ -1,6 +1,5 @@
 """What commands share: options, and how what is typed is parsed."""
 
-import os
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial, wraps
@@ -54,14 +53,6 @@ source_option = more_option(
     metavar="FILE.py:FUNCTION",
     help="Of a real GPU's step, where its file changed or lies elsewhere.",
 )
-
-
-def own_file(document: Path | None) -> Path | None:
-    """Return the file of this rank where ``torchrun`` gave all of them one name."""
-    from underclock.tracing.job_files import ProcessRank
-
-    rank = ProcessRank.of(os.environ)
-    return document if rank is None or document is None else rank.own(document)
 
 
 def step_file(document: Path | None, source: str, *, quiet: bool = False) -> "StepFile":

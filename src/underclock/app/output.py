@@ -134,13 +134,6 @@ def make_folder(folder: Path) -> None:
         raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
 
 
-def samples_beside(output: Path | None) -> Path:
-    """Return the default place of samples: next to a plan."""
-    if output is None or output == STDOUT:
-        raise UsageError("the samples need a file", hint="name the plan's with -o")
-    return output.with_suffix(".samples.db")
-
-
 NOT_KEPT, INCONCLUSIVE = 7, 8  # exit codes, which `run` ends with too: it loads no more for them
 
 

@@ -12,7 +12,7 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import odd_rows
 from underclock.core.planning.best_choice import Goal, choices
-from underclock.core.planning.strategies import ComparedStrategies, compare_strategies
+from underclock.core.planning.strategies import compare_strategies
 from underclock.core.step.cost_table import CostTable, cost_table
 from underclock.core.step.whole_step import (
     WHOLE,
@@ -24,15 +24,7 @@ from underclock.core.step.whole_step import (
     whole_steps,
 )
 from underclock.errors import InfeasibleError, UsageError
-from underclock.records import (
-    Choice,
-    Clocks,
-    Granularity,
-    Objective,
-    Plan,
-    SampleSet,
-    Strategy,
-)
+from underclock.records import Clocks, Granularity, Objective, Plan, SampleSet, Strategy
 from underclock.records.answers import ONE_PAIR
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
@@ -135,41 +127,24 @@ def decided(
             goal = dataclasses.replace(goal, max_slowdown=budget)
         sure = None if table.power_cap is None else risk
         gained = achievable(sample_set, table, goal, switching, compared, sure)
-    return _plan(sample_set, goal, table, compared, gained, switching)
-
-
-def check_has_budget(goal: Goal) -> None:
-    """Refuse to plan switching without a time budget."""
-    if goal.objective is not Objective.WASTE:
-        raise UsageError(
-            f"{goal.objective} has no time budget for switching to keep",
-            hint="plan for waste, or leave --latency away",
-        )
-
-
-def _plan(
-    sample_set: SampleSet,
-    goal: Goal,
-    table: CostTable,
-    compared: ComparedStrategies,
-    gained: Achievable,
-    switching: Switching | None,
-) -> Plan:
-    free = compared.settings[goal.chosen]
-    held = choices(table, free)
+    held = choices(table, compared.settings[goal.chosen])
     bound = goal.chosen if len({each.clocks for each in held.values()}) > 1 else None
     if gained.choice is not None:
         held = choices(table, gained.choice, np.array(sample_set.order))
     notes: tuple[str, ...] = ()
     if is_only_whole(sample_set):
-        held = shared_by_time(sample_set, _as_promised(held[WHOLE.name], compared, goal))
+        # What the step does at the clock chosen for all of it, heat included.
+        (cost,) = (arm.cost for arm in compared.arms if arm.name is goal.chosen and arm.cost)
+        promised = msgspec.structs.replace(
+            held[WHOLE.name], time_change=cost.time_change, energy_change=cost.energy_change
+        )
+        held = shared_by_time(sample_set, promised)
         notes = whole_step_notes(sample_set, held)
     fixed = compared.settings.get(Strategy.BEST_FIXED)
     visited = {sample.asked for sample in (*sample_set.samples, *sample_set.mixed)}
+    notes += gained.warnings
     if len(visited) == 1 and not any(sample.in_company for sample in sample_set.mixed):
-        notes += (*gained.warnings, ONE_PAIR)
-    else:
-        notes += gained.warnings
+        notes += (ONE_PAIR,)
     return Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
@@ -197,14 +172,13 @@ def _plan(
     )
 
 
-def _as_promised(choice: Choice, compared: ComparedStrategies, goal: Goal) -> Choice:
-    """Return what was chosen for the whole step with what the step does there, heat included."""
-    arm = next(arm for arm in compared.arms if arm.name is goal.chosen)
-    if arm.cost is None:
-        raise AssertionError("checked before")
-    return msgspec.structs.replace(
-        choice, time_change=arm.cost.time_change, energy_change=arm.cost.energy_change
-    )
+def check_has_budget(goal: Goal) -> None:
+    """Refuse to plan switching without a time budget."""
+    if goal.objective is not Objective.WASTE:
+        raise UsageError(
+            f"{goal.objective} has no time budget for switching to keep",
+            hint="plan for waste, or leave --latency away",
+        )
 
 
 def costs_of(

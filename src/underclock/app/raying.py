@@ -158,6 +158,17 @@ def _end(ray: Any, started: set[Process]) -> None:  # noqa: ANN401 - see `_ray`
     raise stuck
 
 
+def gpus_of(text: str) -> list[str]:
+    """Return the GPUs that are named, by commas and as ``NAME*COUNT``."""
+    gpus: list[str] = []
+    for part in text.split(","):
+        one, mark, count = part.rpartition("*")
+        if mark and not (count.isascii() and count.isdecimal() and int(count)):
+            raise UsageError(f"cannot read {part!r} as GPUs", hint="write sim:rtx3080ti*8")
+        gpus += [one] * int(count) if mark else [part]
+    return gpus
+
+
 def measure_together(
     step: Step | str | Path | None,
     *,

@@ -1,21 +1,37 @@
-"""Commands around samples and a GPU: merge, plan-server, apply, restore and simulate."""
+"""Commands that are short: of samples, plans and a GPU."""
 
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from underclock.app.options import (
     DURATION,
     FRACTION,
+    Command,
     delivered,
     file_argument,
     force_option,
+    gpu_option,
     json_option,
     output_option,
+    source_option,
+    step_file,
 )
-from underclock.app.output import Delivery, print_json, say, told_of_boards, warn
+from underclock.app.output import (
+    INCONCLUSIVE,
+    NOT_KEPT,
+    STDOUT,
+    Delivery,
+    print_json,
+    progress_bar,
+    say,
+    told_of_boards,
+    warn,
+)
 from underclock.errors import DataError, DeviceError, InfeasibleError, UsageError
 from underclock.hw.interrupts import InterruptedBySignal, raise_lost_interrupt
 
@@ -88,6 +104,131 @@ def plan_server(
     to.give(made, lambda: serving_tables(made))
     if any(bucket.obstacle for bucket in made.buckets):
         sys.exit(InfeasibleError.exit_code)
+
+
+@click.command(name="transfer", cls=Command)
+@file_argument("plan")
+@file_argument("step")
+@click.option(
+    "--from",
+    "samples",
+    type=click.Path(path_type=Path),
+    metavar="SAMPLES",
+    help="What PLAN was made of: a plan does not hold its samples.",
+)
+@click.option(
+    "--samples",
+    "anew",
+    type=click.Path(path_type=Path),
+    metavar="SAMPLES",
+    help="Samples of STEP itself: say what is lost against planning on them.",
+)
+@click.option("--max-slowdown", type=FRACTION, help="Time budget: 1% or 0.01. [default: as PLAN]")
+@click.option(
+    "--latency", help="What changing clocks takes, as of plan. [default: as PLAN, else known]"
+)
+@click.option(
+    "--confirm",
+    type=int,
+    metavar="N",
+    help="Measure the N kernels that the promise hangs on most, into a file next to the new plan; "
+    "with --gpu.",
+)
+@click.option("--gpu", metavar="GPU", help="Where to: sim:rtx3080ti or nvml:0.")
+@source_option
+@delivered("plan")
+def transfer(
+    *,
+    plan: Path,
+    step: Path,
+    samples: Path | None,
+    anew: Path | None,
+    max_slowdown: float | None,
+    latency: str | None,
+    confirm: int | None,
+    gpu: str | None,
+    source: str,
+    to: Delivery,
+) -> None:
+    """Plan STEP, which was not measured, from PLAN's samples of kernels like its own.
+
+    STEP has another batch, sequence, degree of parallelism or number of layers, or is another model
+    of the family, on the same GPU. PLAN may be samples too. What is unlike all kernels measured
+    stays at auto.
+
+    Example: underclock transfer plan.json step.json --from samples.db -o carried.json
+    """
+    from underclock.app import transferring
+    from underclock.core.planning.best_choice import Goal
+    from underclock.records import Plan
+    from underclock.report import plan_parts
+    from underclock.report.answer import carried_sentence
+    from underclock.store import as_record, kind_of
+
+    to.check(plan, step, samples, anew)
+    if gpu is not None and confirm is None:
+        raise UsageError("nothing is measured on --gpu", hint="add --confirm 5, or leave it away")
+    goal = None
+    if max_slowdown is not None:
+        usual = Goal.of(as_record(plan, Plan)) if kind_of(plan) == "plan" else Goal()
+        goal = replace(usual, max_slowdown=max_slowdown)
+    wanted = None
+    if confirm is not None:
+        if gpu is None:
+            raise UsageError(
+                "kernels are confirmed on a GPU, and none is named",
+                hint="add --gpu: the one whose samples are carried over",
+            )
+        if to.output is None or to.output == STDOUT:
+            raise UsageError("the samples need a file", hint="name the plan's with -o")
+        own = to.output.with_suffix(".samples.db")
+        run = step_file(step, source)
+        wanted = transferring.Confirm(kernels=confirm, gpu=gpu, to=own, run=run)
+    made = transferring.transfer(
+        plan, step, samples=samples, goal=goal, latency=latency, anew=anew, confirm=wanted
+    )
+    said = carried_sentence(made) or ""
+    to.give(made, lambda: (*plan_parts(made, f"{to.output or 'plan.json'}"), said))
+
+
+@click.command(name="validate", cls=Command)
+@file_argument("plan")
+@gpu_option
+@click.option("--repeats", default=10, show_default=True, help="Runs of auto and of the plan.")
+@source_option
+@delivered("validation")
+def validate(
+    *,
+    plan: Path,
+    source: str,
+    to: Delivery,
+    **asked: Any,  # noqa: ANN401 - what `validate` has, by its names
+) -> None:
+    """Run the step under PLAN and at auto clocks again, and say whether the promise holds.
+
+    Only a simulated GPU changes clocks within a step here: on a real one `underclock run --compare
+    auto,plan` compares while it trains.
+
+    Exit codes: 0 kept, or nothing to keep, for the plan sets no clocks; 7 not kept; 8 inconclusive.
+
+    Example: underclock validate plan.json --gpu sim:rtx3080ti -o validation.json
+    """
+    from underclock.app import validating
+    from underclock.records import Verdict
+    from underclock.report import validation_parts
+
+    to.check(plan)
+    with progress_bar("validating") as show:
+        validation = validating.validate(plan, progress=show, run=step_file(plan, source), **asked)
+    to.give(
+        validation,
+        lambda: validation_parts(validation),
+        warnings=validation.warnings if validation.repeats else (),
+    )
+    if validation.verdict is Verdict.NOT_KEPT:
+        sys.exit(NOT_KEPT)
+    if validation.verdict is Verdict.INCONCLUSIVE:
+        sys.exit(INCONCLUSIVE)
 
 
 _LOOK_S = 1.0

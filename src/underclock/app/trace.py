@@ -92,7 +92,18 @@ def command(
     if grid:
         _trace_family(workload, _members((*grid, *arguments), sizes), to, assume=assume)
         return
-    _check_no_command(workload, arguments)
+    if workload.endswith(".py"):
+        raise UsageError(f"cannot read {workload!r}: no such file", hint="name a script")
+    if workload.endswith((".json", ".json.gz")):
+        raise UsageError(
+            f"{workload!r} is a file, and tracing runs a step",
+            hint="what profilers saw of a job's ranks is read by underclock job traced FILE FILE",
+        )
+    if arguments:
+        raise UsageError(
+            f"{workload!r} is no command and takes no arguments",
+            hint="name one that trains: underclock trace -o step.json -- python train.py",
+        )
     given, rank = to.output, ProcessRank.of(os.environ)
     prints = rank is None or rank.leads
     place = rank.file(given) if rank is not None and given and given != STDOUT else given
@@ -117,9 +128,8 @@ def _trace_command(
 
     to.check()
     command = TrainingCommand.of(words, latest=latest)
-    say(
-        f"running {shlex.join(command.words)} for real, until one of its steps was traced", err=True
-    )
+    line = shlex.join(command.words)
+    say(f"running {line} for real, until one of its steps was traced", err=True)
     with phase_bar("tracing") as show:
         ranks = trace_command(
             command,
@@ -146,21 +156,6 @@ def _keep(to: Delivery, workload: str) -> "Callable[[Mapping[str, Any]], None]":
     source = file if file.is_file() else None
     replace(to, output=path).check()
     return lambda trace: leave_trace(path, trace, source=source)
-
-
-def _check_no_command(workload: str, arguments: tuple[str, ...]) -> None:
-    if workload.endswith(".py"):
-        raise UsageError(f"cannot read {workload!r}: no such file", hint="name a script")
-    if workload.endswith((".json", ".json.gz")):
-        raise UsageError(
-            f"{workload!r} is a file, and tracing runs a step",
-            hint="what profilers saw of a job's ranks is read by underclock job traced FILE FILE",
-        )
-    if arguments:
-        raise UsageError(
-            f"{workload!r} is no command and takes no arguments",
-            hint="name one that trains: underclock trace -o step.json -- python train.py",
-        )
 
 
 def _lines(step: Step) -> "Iterator[str]":

@@ -1,7 +1,6 @@
 """``underclock tune``."""
 
 import shlex
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -13,14 +12,7 @@ import click
 from underclock.app import measure as measuring
 from underclock.app import run as running
 from underclock.app.options import DURATION, FRACTION, details_option, folder_option
-from underclock.app.output import (
-    make_folder,
-    phase_bar,
-    print_table,
-    say,
-    share_bar,
-    warn,
-)
+from underclock.app.output import make_folder, phase_bar, print_table, say, share_bar, warn
 from underclock.errors import NotAppliedError, NotSupportedError
 
 if TYPE_CHECKING:
@@ -69,6 +61,7 @@ def command(
     from underclock.core.planning.best_choice import Goal
     from underclock.hw.base import parse_gpu
     from underclock.hw.nvml import shown_by_cuda
+    from underclock.report import plan_parts
     from underclock.store import write_document
     from underclock.tracing.held import may_lock
     from underclock.tracing.source import TrainingCommand
@@ -120,7 +113,11 @@ def command(
         write_report(made, to=page, force=True)
     else:
         say(f"{plan_file} is there already; remove it to plan anew", err=True)
-    _show(made, answers.more(made), output, command_line, step.warnings, details=details)
+    warn(tuple(sentence for sentence in made.warnings if sentence not in step.warnings))
+    print_table(*plan_parts(made, f"{plan_file}", shlex.join(command_line), details=details))
+    if more := answers.more(made):
+        say(f"{more}: the same command with a longer --time-limit")
+    say(f"Page: {page}{'' if details else '; more here: the same command with --details'}")
     if hold:
         with to_hold(name) as there:
             asked: dict[str, Any] = {"gpus": (there,), "max_slowdown": max_slowdown}
@@ -196,22 +193,3 @@ def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
         takes = {"switching": replace(switching, curve=False)}  # `plan` has other latencies
     with share_bar("planning"):
         return plan(sample_set, goal, **takes)
-
-
-def _show(
-    made: "Plan",
-    more: str,
-    folder: Path,
-    command_line: tuple[str, ...],
-    said: Sequence[str],
-    *,
-    details: bool,
-) -> None:
-    from underclock.report import plan_parts
-
-    warn(tuple(sentence for sentence in made.warnings if sentence not in said))
-    file, page = folder / "plan.json", folder / "report.html"
-    print_table(*plan_parts(made, f"{file}", shlex.join(command_line), details=details))
-    if more:
-        say(f"{more}: the same command with a longer --time-limit")
-    say(f"Page: {page}{'' if details else '; more here: the same command with --details'}")
