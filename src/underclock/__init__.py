@@ -36,14 +36,14 @@ import importlib
 
 TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
-    from underclock.app.job import pipeline_job as pipeline_job
-    from underclock.app.job import plan_job as plan_job
     from underclock.app.latency import measure_latency as measure_latency
     from underclock.app.launching import trace_command as trace_command
     from underclock.app.measuring import measure as measure
     from underclock.app.planning import plan as plan
     from underclock.app.report import write_report as write_report
     from underclock.app.serving import plan_serving as plan_serving
+    from underclock.app.stages import pipeline_job as pipeline_job
+    from underclock.app.stages import plan_job as plan_job
     from underclock.app.switching import Switching as Switching
     from underclock.app.transferring import Confirm as Confirm
     from underclock.app.transferring import transfer as transfer
@@ -87,7 +87,7 @@ _HOMES = {
     name: home
     for home, names in {
         "app.launching": "trace_command",
-        "app.job": "pipeline_job plan_job",
+        "app.stages": "pipeline_job plan_job",
         "app.latency": "measure_latency",
         "app.measuring": "measure",
         "app.planning": "plan",

@@ -170,7 +170,7 @@ _OF_JOBS = {"samples", "output", "max_slowdown", "as_json", "force", "latency"}
 
 
 def _plan_job(job: Path, to: Delivery, asked: dict[str, float], *, latency: str) -> None:
-    from underclock.app.job import plan_job
+    from underclock.app.stages import plan_job
     from underclock.report import job_plan_tables
 
     context = click.get_current_context()

@@ -204,6 +204,7 @@ def measure_together(
             f"{to} cannot be gone on with: the GPUs' files are not in {folder}",
             hint="name another file with -o, and merge the two",
         )
+    measuring = measuring or default_measuring(gpus[0], adaptive=campaign.may_adapt)
     with _connected(address) as ray:
         real = not parse_gpu(gpus[0]).is_simulated
         placed = ["nvml"] * int(ray.cluster_resources().get("GPU", 0)) if real else gpus
@@ -225,7 +226,7 @@ def measure_together(
             asked = {
                 "step": traced,
                 "campaign": replace(campaign, share=(n, len(placed)), max_samples=most),
-                "measuring": measuring or default_measuring(gpus[0], adaptive=campaign.may_adapt),
+                "measuring": measuring,
                 "run": run,
                 "seed": seed + n,
             }

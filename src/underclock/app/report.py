@@ -87,17 +87,15 @@ def render_report(
 
 
 def _chrome_trace(plan: Path, validation: Path | None) -> str:
-    from underclock.records.job import JobPlan
     from underclock.report.chrome import job_trace, step_trace
 
     record = _read(plan, alone=True)
     if validation is not None or isinstance(record, Validation):
-        raise DataError(
-            "a Chrome trace is of a plan alone", hint="give the plan, and no validation"
-        )
-    if isinstance(record, JobPlan):
-        return job_trace(record, *timelines(record))
-    return step_trace(record)
+        hint = "give the plan, and no validation"
+        raise DataError("a Chrome trace is of a plan alone", hint=hint)
+    if isinstance(record, Plan):
+        return step_trace(record)
+    return job_trace(record, *timelines(record))
 
 
 def timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":

@@ -182,52 +182,33 @@ def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:
     for place, clocks in enumerate(table.settings):
         if place == table.baseline or not np.isfinite(table.time_s[:, place]).all():
             continue
-        basis = _basis(samples, clocks)
-        if risk is None:
-            time_s, energy_j = (
-                float(each[:, place].sum()) for each in (table.time_s, table.energy_j)
-            )
-            found.append(_cost(clocks, basis, time_s, 0.0, energy_j, 0.0))
-            continue
-        # As the step settles under its cap.
-        change = risk.predicted_change(np.full(len(table.kernels), place))
-        found.append(
-            _cost(
-                clocks,
-                basis,
-                table.auto_time_s * (1.0 + change.time_change),
-                TWO_SIDED * change.time_spread * table.auto_time_s,
-                table.auto_energy_j * (1.0 + change.energy_change),
-                TWO_SIDED * change.energy_spread * table.auto_energy_j,
-            )
-        )
+        ran = {w.kernel for w in samples.windows if w.mix == ALONE and w.asked == clocks}
+        basis = Basis.MODELLED
+        if "" in ran or ran >= {kernel.name for kernel in samples.kernels}:
+            basis = Basis.MEASURED
+        elif any(coload_moves_clock(w.mix) for w in samples.windows):
+            basis = Basis.STEERED  # steering offers no clocks but those that it reached
+        time_s, energy_j = (float(each[:, place].sum()) for each in (table.time_s, table.energy_j))
+        error_s = error_j = 0.0
+        if risk is not None:  # as the step settles under its cap
+            change = risk.predicted_change(np.full(len(table.kernels), place))
+            time_s = table.auto_time_s * (1.0 + change.time_change)
+            energy_j = table.auto_energy_j * (1.0 + change.energy_change)
+            error_s = TWO_SIDED * change.time_spread * table.auto_time_s
+            error_j = TWO_SIDED * change.energy_spread * table.auto_energy_j
+        found.append(_cost(clocks, basis, time_s, error_s, energy_j, error_j))
     return tuple(found)
 
 
 def _cost(
-    clocks: Clocks,
-    basis: Basis,
-    time_s: float,
-    time_error_s: float,
-    energy_j: float,
-    error_j: float,
+    clocks: Clocks, basis: Basis, time_s: float, error_s: float, energy_j: float, error_j: float
 ) -> ServingCost:
     """Return a cost with its interval, whose lower end is above 0."""
     return ServingCost(
         clocks=clocks,
         time_s=time_s,
-        time_interval_s=(max(time_s - time_error_s, _LEAST * time_s), time_s + time_error_s),
+        time_interval_s=(max(time_s - error_s, _LEAST * time_s), time_s + error_s),
         energy_j=energy_j,
         energy_interval_j=(max(energy_j - error_j, _LEAST * energy_j), energy_j + error_j),
         basis=basis,
-    )
-
-
-def _basis(samples: SampleSet, clocks: Clocks) -> Basis:
-    ran = {w.kernel for w in samples.windows if w.mix == ALONE and w.asked == clocks}
-    if "" in ran or ran >= {kernel.name for kernel in samples.kernels}:
-        return Basis.MEASURED
-    # Steering offers no clocks but those that it reached.
-    return (
-        Basis.STEERED if any(coload_moves_clock(w.mix) for w in samples.windows) else Basis.MODELLED
     )

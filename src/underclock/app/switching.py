@@ -32,7 +32,6 @@ from underclock.records import (
     Granularity,
     LatencyPoint,
     Objective,
-    Plan,
     SampleSet,
 )
 from underclock.records.latencies import LONGEST_S, LatencyTable
@@ -71,11 +70,8 @@ class Switching:
 
     def rules(self, max_slowdown: float = 0.0) -> Rules:
         """Return what a schedule must keep within a time budget."""
-        return Rules(
-            latencies=self.latencies,
-            max_slowdown=max_slowdown,
-            max_switches=self.max_switches,
-        )
+        most = self.max_switches
+        return Rules(latencies=self.latencies, max_slowdown=max_slowdown, max_switches=most)
 
 
 def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) -> Switching | None:
@@ -156,18 +152,6 @@ def _known(sample_set: SampleSet, goal: Goal, place: Path | None) -> Switching |
     )
 
 
-def switching_as_of(plan: Plan) -> Switching | None:
-    """Return what a plan took changing clocks to take; ``None`` where that was nothing."""
-    if plan.schedule is None:
-        return None
-    return Switching(
-        latencies=plan.schedule.latencies,
-        curve=False,
-        wording=plan.schedule.latency,
-        range_s=plan.latency_range_s,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Achievable:
     """What a plan gains when switching is not free."""
@@ -198,10 +182,8 @@ def achievable(
         at, boost = table.baseline, cap_of(table).boost
         starts = [s if (s == at).all() else np.where(s == at, boost, s) for s in starts]
     if not switching.is_known:
-        curve = latency_curve(
-            table, order, rules, starts, curve_latencies(None), effort=Effort.QUICK
-        )
-        return Achievable(curve=curve)
+        at_s, effort = curve_latencies(None), Effort.QUICK
+        return Achievable(curve=latency_curve(table, order, rules, starts, at_s, effort=effort))
     problem = sequence_problem(table, order, rules)
     effort = Effort.QUICK if switching.range_s else Effort.PLAN
     arm, solution, aim = achieved(table, problem, starts, risk, effort)
@@ -217,22 +199,19 @@ def achievable(
     schedule = as_schedule(table, problem, solution, latencies=latencies, wording=switching.wording)
     per_launch = [*(start[problem.order] for start in starts), solution.choice]
     frontier = budget_curve(table, problem, arm.cost, kept, per_launch)
-    found = Achievable(
+    curve: tuple[LatencyPoint, ...] = ()
+    if switching.curve or switching.range_s is not None:
+        # Whatever the plan keeps below its budget, for want of sureness, its curves keep as well.
+        aimed = replace(rules, max_slowdown=aim)
+        own_s = latencies.constant_s
+        own = None if own_s is None else Own(own_s, arm, solution, kept, frontier)
+        at_s = switching.range_s or curve_latencies(own_s)
+        curve = latency_curve(table, order, aimed, starts, at_s, own, effort)
+    return Achievable(
         arms=(arm,),
         schedule=schedule,
         choice=solution.choice,
+        curve=curve,
         frontier=frontier,
         warnings=warnings,
-    )
-    if not switching.curve and switching.range_s is None:
-        return found
-    # Whatever the plan keeps below its budget, for want of sureness, its curves keep as well.
-    aimed = replace(rules, max_slowdown=aim)
-    constant_s = latencies.constant_s
-    own = None
-    if constant_s is not None:
-        own = Own(constant_s, arm, solution, kept, frontier)
-    latencies_s = switching.range_s or curve_latencies(constant_s)
-    return replace(
-        found, curve=latency_curve(table, order, aimed, starts, latencies_s, own, effort)
     )

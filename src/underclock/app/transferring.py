@@ -10,7 +10,7 @@ import numpy as np
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import surveyed
 from underclock.app.planning import check_has_budget, costs_of, decided
-from underclock.app.switching import KNOWN, switching_as_of, switching_of
+from underclock.app.switching import KNOWN, Switching, switching_of
 from underclock.campaign.grid import Campaign, Grid
 from underclock.campaign.loop import CampaignRun, Listed
 from underclock.campaign.recording import Recorder, record
@@ -66,17 +66,12 @@ class Confirm:
                 wanted.setdefault(at, []).append(step.kernels[k])
         campaign = Campaign(grid=Grid.ADAPTIVE, in_situ=False)
         measuring = default_measuring(self.gpu, adaptive=True)
+        gpu, seed = self.gpu, self.seed
         with open_measurer(
-            self.gpu, measuring=measuring, seed=self.seed, step=step, run=self.run
+            gpu, measuring=measuring, seed=seed, step=step, run=self.run
         ) as measurer:
-            header, _ = surveyed(
-                measurer,
-                measurer.step or step,
-                campaign,
-                gpu=self.gpu,
-                measuring=measuring,
-                seed=self.seed,
-            )
+            ran = measurer.step or step
+            header, _ = surveyed(measurer, ran, campaign, gpu=gpu, measuring=measuring, seed=seed)
             if header.gpu != found.sample_set.gpu:
                 raise DataError(
                     f"the samples are of {found.sample_set.gpu.name}, and {self.gpu} is another "
@@ -149,18 +144,24 @@ def transfer(
         raise DataError("there is no step to plan for", hint="`underclock trace` makes one")
     wanted = goal or (Goal() if given is None else Goal.of(given))
     found = carried(sample_set, to)
-    switching = None if given is None else switching_as_of(given)
+    switching = None
     if latency is not None or given is None:
         switching = switching_of(latency or KNOWN, found.sample_set, wanted, source)
+    elif given.schedule is not None:
+        switching = Switching(
+            latencies=given.schedule.latencies,
+            curve=False,
+            wording=given.schedule.latency,
+            range_s=given.latency_range_s,
+        )
     if switching is not None:
         check_has_budget(wanted)
-    estimated = found.estimated
-    made = decided(found.sample_set, wanted, estimated.table, estimated, switching)
+    risk = found.estimated
+    made = decided(found.sample_set, wanted, risk.table, risk, switching)
     if confirm is not None:
-        own = confirm.measured(to, found, made)
-        found = carried(sample_set, to, confirmed=own)
-        estimated = found.estimated
-        made = decided(found.sample_set, wanted, estimated.table, estimated, switching)
+        found = carried(sample_set, to, confirmed=confirm.measured(to, found, made))
+        risk = found.estimated
+        made = decided(found.sample_set, wanted, risk.table, risk, switching)
     record = found.matches
     if anew is not None:
         own = read_samples(anew)
@@ -170,8 +171,8 @@ def transfer(
                 f"the samples to plan anew on are of other {noun}: {theirs}, not {ours}",
                 hint="measure the step that the plan is for, on the GPU whose samples it rests on",
             )
-        table, risk = costs_of(own, None, raw=None, isolated=False)
-        best = decided(own, wanted, table, risk, switching)
+        table, sure = costs_of(own, None, raw=None, isolated=False)
+        best = decided(own, wanted, table, sure, switching)
         (time_s, energy_j), (best_s, best_j) = (costed(p, table) for p in (made, best))
         record = msgspec.structs.replace(
             record, regret_time=time_s / best_s - 1.0, regret_energy=energy_j / best_j - 1.0

@@ -11,13 +11,7 @@ import numpy as np
 
 from underclock.app.backends import open_measurer
 from underclock.arrays import Floats
-from underclock.campaign.loop import (
-    OWN_HEAT,
-    WholeSteps,
-    course_of,
-    run_in_turns,
-    switching_model,
-)
+from underclock.campaign.loop import OWN_HEAT, WholeSteps, course_of, run_in_turns, switching_model
 from underclock.campaign.progress import Tally
 from underclock.core.statistics.verdict import (
     MeanChange,
@@ -162,11 +156,10 @@ def _opened(
     if switching := switching_model(course.table):
         model = replace(model, switching=switching)
     with simulated_rig(model, seed=seed, unit=name.unit) as rig:
+        launchers, evidence = (rig.launcher, ScheduledLauncher(rig, course)), Evidence.SIMULATED
         held, led = (
-            GpuMeasurer(
-                rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=measuring
-            )
-            for launcher in (rig.launcher, ScheduledLauncher(rig, course))
+            GpuMeasurer(rig.gpu, launcher, rig.clock, evidence=evidence, measuring=measuring)
+            for launcher in launchers
         )
         with held.leases:
             yield WholeSteps(measurer=held, led=led, kernels=kernels)
@@ -211,7 +204,7 @@ def judged_runs(
     auto, planned, fixed = totals["auto"], totals["plan"], totals.get(Strategy.BEST_FIXED)
     time, energy = (pair_changes(auto[:, n], planned[:, n]) for n in (0, 1))
     change_s, change_j = _changes(auto, planned)
-    others: tuple[OtherArm, ...] = ()
+    others = []
     if fixed is not None:
         fixed_s, fixed_j = _changes(auto, fixed)
         other = OtherArm(
@@ -224,7 +217,7 @@ def judged_runs(
             time_interval=fixed_s.interval,
             energy_interval=fixed_j.interval,
         )
-        others = (other,)
+        others.append(other)
     verdict, further_repeats = judge(
         change_j,
         change_s,
@@ -248,14 +241,12 @@ def judged_runs(
         energy_interval=change_j.interval,
         verdict=verdict,
         further_repeats=further_repeats,
-        others=others,
+        others=tuple(others),
     )
 
 
 def _changes(auto: Floats, runs: Floats) -> tuple[MeanChange, MeanChange]:
     """Return the change of time and of energy against auto. Shapes (N, 2)."""
     random = np.random.default_rng(_BOOTSTRAP_SEED)
-    return (
-        mean_change(auto[:, 0], runs[:, 0], random),
-        mean_change(auto[:, 1], runs[:, 1], random),
-    )
+    time, energy = (mean_change(auto[:, n], runs[:, n], random) for n in (0, 1))
+    return time, energy

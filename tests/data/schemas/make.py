@@ -11,9 +11,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from judged_tables import judged
-from underclock.app.job import pipeline_job, plan_job
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
+from underclock.app.stages import pipeline_job, plan_job
 from underclock.core.planning.best_choice import Goal
 from underclock.records import (
     AUTO,
