@@ -42,7 +42,12 @@ def answer_of(plan: "Plan", validation: "Validation | None" = None) -> tuple[str
     saves = _saves(arm, plan.auto, of=against, most=most)
     if ONE_PAIR in plan.warnings:
         saves = "No other clocks were measured: clocks stay as they are."
-    return saves, _takes(plan), _rests_on(plan, validation)
+    takes = f"{_time(plan.headline, plan.max_slowdown)}{_if_clocks(plan)}."
+    if arm is None or arm.time_change is None:
+        budget = plan.max_slowdown
+        within = "" if budget is None else f"; {plain_percent(budget)} % more was allowed"
+        takes = f"Takes no more time{within}{_if_clocks(plan)}."
+    return saves, takes, _rests_on(plan, validation)
 
 
 def job_answer(plan: "JobPlan") -> tuple[str, str, str]:
@@ -60,8 +65,7 @@ def job_answer(plan: "JobPlan") -> tuple[str, str, str]:
 def outcome(energy_change: float, interval: Interval, time_change: float) -> str:
     """Say what a comparison on a job found, in the words of an answer."""
     if interval is not None and interval[0] <= 0.0 <= interval[1]:
-        low, high = (format_percent(end, digits=1) for end in interval)
-        text = f"no saving shown, energy changed by {low.removesuffix(' %')} to {high}"
+        text = f"no saving shown, energy changed by {_between(interval)}"
     else:
         way = "saved" if energy_change < 0.0 else "took more:"
         size, margin = _size(energy_change, interval), _margin(energy_change, interval)
@@ -99,9 +103,8 @@ def _saves(arm: Arm | None, auto: Cost, *, of: str = "", most: str = "", gpus: i
         return "No saving was found: clocks stay as they are."
     change, interval = arm.energy_change, arm.energy_interval
     if interval is not None and may_save_nothing(arm):
-        low, high = (format_percent(end, digits=1) for end in interval)
-        between = f"{low.removesuffix(' %')} to {high}"
-        return f"No saving is promised: energy{of} changes by {between} (95 % interval)."
+        changes = f"changes by {_between(interval)} (95 % interval)"
+        return f"No saving is promised: energy{of} {changes}."
     if no_change(arm):
         return "No saving was found, at no more time."
     size, margin = _size(change, interval), _margin(change, interval)
@@ -111,15 +114,6 @@ def _saves(arm: Arm | None, auto: Cost, *, of: str = "", most: str = "", gpus: i
     year = f"{_two_digits(kwh)} kWh or {_two_digits(kwh * PRICE_EUR)} EUR"
     saves = f"Saves {most}{size} of energy{of}{margin}"
     return f"{saves}: {year} a GPU-year, at {PRICE_EUR:g} EUR/kWh."
-
-
-def _takes(plan: "Plan") -> str:
-    arm = plan.headline
-    if gives_nothing(plan) or arm.time_change is None:
-        budget = plan.max_slowdown
-        within = "" if budget is None else f"; {plain_percent(budget)} % more was allowed"
-        return f"Takes no more time{within}{_if_clocks(plan)}."
-    return f"{_time(arm, plan.max_slowdown)}{_if_clocks(plan)}."
 
 
 def _time(arm: Arm, budget: float | None) -> str:
@@ -189,6 +183,11 @@ def _rests_on(plan: "Plan", validation: "Validation | None") -> str:
         f"{text}. Run again {validation.repeats} times, {validation.evidence}: "
         f"energy {energy}, time {time}: promise {validation.verdict}."
     )
+
+
+def _between(interval: tuple[float, float]) -> str:
+    low, high = (format_percent(end, digits=1) for end in interval)
+    return f"{low.removesuffix(' %')} to {high}"
 
 
 def _digits(change: float, interval: Interval) -> int:

@@ -50,9 +50,7 @@ COLDEST_C, HOTTEST_C = -60, 200  # kelvin and millidegrees are outside
 LEAST_W, GREATEST_W = 0.1, 20_000.0  # asleep, and more than a rack of GPUs may draw
 _OVER_LIMIT = 2.0  # power peaks above a board's limit for milliseconds, and to less than this
 _TICK_S = 0.2  # an energy counter climbs in steps of 0.1 s, and is read some time after one
-ROUNDING = (
-    5e-5  # of a number worked out from shown ones: half of the last digit of a per cent shown
-)
+ROUNDING = 5e-5  # of a number worked out from shown ones: half of a per cent's last digit shown
 
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]

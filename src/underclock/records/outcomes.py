@@ -157,7 +157,17 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
             check_interval(other, "time_interval")
             check_interval(other, "energy_interval")
             self._check_runs(other.name, other.time_s, other.energy_j, other)
-        self._check_verdict()
+        if self.tolerance is None or self.repeats == 0:
+            return
+        # Reject a verdict that is not what the intervals say, where runs were judged.
+        high = (self.promised_energy_interval or (0.0, self.promised_energy_change))[1]
+        sides = [Verdict.of(self.energy_interval, high + self.tolerance)]
+        if self.max_slowdown is not None:
+            sides.append(Verdict.of(self.time_interval, self.max_slowdown + self.tolerance))
+        if self.verdict is not Verdict.of_all(sides):
+            raise ValueError(
+                f"the verdict is {self.verdict!r}, and the intervals say {Verdict.of_all(sides)!r}"
+            )
 
     def _check_runs(
         self,
@@ -173,20 +183,6 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
         if changes is not None:
             changes.time_change.check_of(self.auto_time_s, time_s)
             changes.energy_change.check_of(self.auto_energy_j, energy_j)
-
-    def _check_verdict(self) -> None:
-        """Reject a verdict that is not what the intervals say, where runs were judged."""
-        if self.tolerance is None or self.repeats == 0:
-            return
-        promised = self.promised_energy_interval or (0.0, self.promised_energy_change)
-        sides = [Verdict.of(self.energy_interval, promised[1] + self.tolerance)]
-        budget = self.max_slowdown
-        if budget is not None:
-            sides.append(Verdict.of(self.time_interval, budget + self.tolerance))
-        if self.verdict is not Verdict.of_all(sides):
-            raise ValueError(
-                f"the verdict is {self.verdict!r}, and the intervals say {Verdict.of_all(sides)!r}"
-            )
 
     @property
     def _facts(self) -> tuple[tuple[str, str], ...]:

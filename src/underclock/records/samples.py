@@ -45,12 +45,11 @@ class GpuInfo(Record, frozen=True, kw_only=True):
     power_range_w: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        if self.power_range_w is not None:
-            least_w, most_w = self.power_range_w
-            if not 0 < least_w <= most_w < math.inf:
-                raise ValueError(
-                    f"a range of power limits is positive and ascends, got {self.power_range_w}"
-                )
+        least_w, most_w = self.power_range_w or (1.0, 1.0)
+        if not 0 < least_w <= most_w < math.inf:
+            raise ValueError(
+                f"a range of power limits is positive and ascends, got {self.power_range_w}"
+            )
 
     def is_another_board(self, other: "GpuInfo") -> bool:
         """Whether both boards are known and differ; their model may be the same."""
@@ -67,9 +66,7 @@ class MeasurementSettings(Record, frozen=True, kw_only=True):
     settle_s: NotNegative = 1.0  # wait after a change of clocks
     kernel_warm_s: NotNegative = 25.0  # each kernel runs this long before its window
     window_s: Positive = 5.0  # least length of the measuring window
-    launches: AtLeastOne = (
-        20  # least launches in a window: parts of a launch at its ends blur its power
-    )
+    launches: AtLeastOne = 20  # least in a window: parts of a launch at its ends blur its power
 
     @property
     def least_warm_s(self) -> float:
@@ -319,8 +316,23 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # Reject durations that are not one of each kernel that ran, or do not make the step.
         for window in self.mixed:
-            self._check_counts(window)
+            if window.kernel or not window.kernel_s:
+                continue
+            if len(window.kernel_s) != len(self.kernels):
+                raise ValueError(
+                    f"a run of the whole step timed {len(window.kernel_s)} kernels, where "
+                    f"{len(self.kernels)} ran"
+                )
+            of_kernels = zip(self.kernels, window.kernel_s, strict=True)
+            step_s = math.fsum(k.count * k.waited_for * each for k, each in of_kernels)
+            inside_s = window.mix.launches * step_s
+            if inside_s > _INSIDE * window.time_s:
+                raise ValueError(
+                    f"launches inside the step sum up to {inside_s:.4g} s, and it took "
+                    f"{window.time_s:.4g} s"
+                )
 
     @property
     def workload(self) -> str:
@@ -341,23 +353,6 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
     def measuring(self) -> MeasurementSettings | None:
         """How long was waited and measured; ``None`` where unknown."""
         return self.provenance.measuring if self.provenance else None
-
-    def _check_counts(self, window: Window) -> None:
-        """Reject durations that are not one of each kernel that ran, or do not make the step."""
-        if window.kernel or not window.kernel_s:
-            return
-        if len(window.kernel_s) != len(self.kernels):
-            raise ValueError(
-                f"a run of the whole step timed {len(window.kernel_s)} kernels, where "
-                f"{len(self.kernels)} ran"
-            )
-        of_kernels = zip(self.kernels, window.kernel_s, strict=True)
-        step_s = math.fsum(k.count * k.waited_for * each for k, each in of_kernels)
-        if window.mix.launches * step_s > _INSIDE * window.time_s:
-            raise ValueError(
-                f"launches inside the step sum up to {window.mix.launches * step_s:.4g} s, and it "
-                f"took {window.time_s:.4g} s"
-            )
 
     @cached_property
     def samples(self) -> tuple[Window, ...]:

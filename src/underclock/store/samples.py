@@ -95,18 +95,6 @@ class SampleFile:
             lock = WriterLock.take(path) if writable else None
         return cls._open(path, lock)
 
-    @classmethod
-    def of_body(cls, path: Path, body: bytes) -> Self:
-        """Open what `body` returned, to read it.
-
-        Args:
-            path: Where it lies, for what is wrong with it.
-
-        Raises:
-            DataError: Damaged, of another schema, or something else altogether.
-        """
-        return cls(path, *connect(path, writable=False, body=body))
-
     def body(self) -> bytes:
         """Return the whole file as bytes, with what is in its log."""
         with translated(self.path), closing(sqlite3.connect(":memory:")) as copy:
@@ -127,11 +115,7 @@ class SampleFile:
 
     @classmethod
     def read(cls, path: Path) -> SampleSet:
-        """Read everything in a file that `possible` keeps.
-
-        Raises:
-            DataError: As `open`.
-        """
+        """Read everything in a file that `possible` keeps; errors are those of `open`."""
         with cls.open(path, writable=False) as file:
             return file.possible()
 
@@ -182,17 +166,13 @@ class SampleFile:
             known = {*self.header.warnings, *self._notes()}
             for sentence in dict.fromkeys(sentences):
                 if sentence not in known:
-                    self._connection.execute(
-                        "INSERT INTO notes VALUES (?, ?)", (sentence, checksum(sentence))
-                    )
+                    row = (sentence, checksum(sentence))
+                    self._connection.execute("INSERT INTO notes VALUES (?, ?)", row)
 
     def set_apart(self, header: SampleSet, kernels: Collection[str]) -> tuple[Path, int]:
         """Go on under another header with the windows of some kernels; lay a copy of all aside.
 
         Co-load by itself stays as well; the whole step does not. GPU time is shared out by number.
-
-        Args:
-            header: What the windows that stay, and those to come, share.
 
         Returns:
             The copy, and how many windows are in it only.
@@ -244,17 +224,14 @@ class SampleFile:
 
     def _set_progress(self, windows: int, gpu_s: float) -> None:
         values = (windows, float(gpu_s))
-        self._connection.execute(
-            "UPDATE progress SET windows = ?, gpu_s = ?, checksum = ?", (*values, checksum(*values))
-        )
+        update = "UPDATE progress SET windows = ?, gpu_s = ?, checksum = ?"
+        self._connection.execute(update, (*values, checksum(*values)))
 
     def _insert(self, number: int, window: Window) -> None:
         what = msgspec.json.encode((*window.what, window.repeat)).decode()
-        body = msgspec.json.encode(window).decode()
-        self._connection.execute(
-            "INSERT INTO windows VALUES (?, ?, ?, ?)",
-            (number, what, body, checksum(number, what, body)),
-        )
+        row = (number, what, msgspec.json.encode(window).decode())
+        insert = "INSERT INTO windows VALUES (?, ?, ?, ?)"
+        self._connection.execute(insert, (*row, checksum(*row)))
 
     def _windows(self) -> tuple[Window, ...]:
         count, _ = self._progress()
@@ -281,9 +258,8 @@ class SampleFile:
 
     def _notes(self) -> tuple[str, ...]:
         """Read what a reader of the windows must know, in the order it was added."""
-        rows = self._connection.execute(
-            "SELECT sentence, checksum FROM notes ORDER BY rowid"
-        ).fetchall()
+        select = "SELECT sentence, checksum FROM notes ORDER BY rowid"
+        rows = self._connection.execute(select).fetchall()
         if any(written != checksum(sentence) for sentence, written in rows):
             raise damaged(self.path, "a note in it is not as it was written")
         return tuple(sentence for sentence, _written in rows)
@@ -442,5 +418,5 @@ def _bodies(path: Path) -> Iterable[bytes]:
 
 
 def _part(path: Path, body: bytes) -> SampleSet:
-    with SampleFile.of_body(path, body) as file:
+    with SampleFile(path, *connect(path, writable=False, body=body)) as file:
         return file.possible()

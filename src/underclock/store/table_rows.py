@@ -18,14 +18,7 @@ from typing import Final, Self, TextIO
 import msgspec
 
 from underclock.errors import DataError
-from underclock.records import (
-    GREATEST_MHZ,
-    LEAST_MHZ,
-    Clocks,
-    ThrottleReason,
-    Window,
-    check_mhz,
-)
+from underclock.records import GREATEST_MHZ, LEAST_MHZ, Clocks, ThrottleReason, Window, check_mhz
 from underclock.records.common import GREATEST_W, LEAST_W, can_draw
 from underclock.store.database import read_bytes
 from underclock.units import name_hint
@@ -54,9 +47,7 @@ _UNITS: Final = {
     for quantity, units in _WORDS["units"].items()
     for unit, scale in units.items()
 }
-_RAN, _ASKED, _FOREIGN = (
-    frozenset(_WORDS["words"][which]) for which in ("ran", "asked", "foreign")
-)
+_RAN, _ASKED, _FOREIGN = (set(_WORDS["words"][which]) for which in ("ran", "asked", "foreign"))
 
 
 @contextmanager
@@ -131,10 +122,8 @@ class Columns:
         if not set(EITHER) & set(names):
             missing.append(" or ".join(EITHER))
         if missing:
-            raise DataError(
-                f"{where} lacks the column {', '.join(missing)}",
-                hint=_lacking(missing, header, names, unclear),
-            )
+            hint = _lacking(missing, header, names, unclear)
+            raise DataError(f"{where} lacks the column {', '.join(missing)}", hint=hint)
         twice = [name for name, count in Counter(names).items() if count > 1 and name in KNOWN]
         if twice:
             raise DataError(f"{where} repeats a column: {', '.join(twice)}")

@@ -122,13 +122,7 @@ def read_table(
         windows=windows,
         expected_samples=len(windows),
         provenance=Provenance(table=body.hexdigest()[:16]),
-        warnings=(
-            *rows.columns.taken,
-            *said,
-            *powers,
-            *slipped,
-            *_repeat_warnings(rows, samples),
-        ),
+        warnings=(*rows.columns.taken, *said, *powers, *slipped, *_repeat_warnings(rows, samples)),
     )
 
 
@@ -226,13 +220,11 @@ def _power_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
         off = abs(row.quantity("power_w") / mean_w - 1.0)
         if off > worst:
             worst, where = off, row.where
-    if where is None:
-        return ()
     sentence = (
         f"{where}: power_w differs from energy_j / time_s by {100 * worst:.0f} %; "
         "power is ignored, energy and time are used: check their units"
     )
-    return (sentence,)
+    return () if where is None else (sentence,)
 
 
 def _held(rows: TableRows, samples: list[Window]) -> tuple[tuple[Window, ...], tuple[str, ...]]:
@@ -332,15 +324,14 @@ def read_profiles(path: Path) -> dict[str, Profile]:
         rows = []
         for mhz in clocks:
             (time_s, error_s), (energy_j, error_j) = map(_mean, zip(*of_clocks[mhz], strict=True))
-            rows.append(
-                ProfileRow(
-                    core_mhz=mhz,
-                    time_s=time_s,
-                    energy_j=energy_j,
-                    time_error_s=error_s,
-                    energy_error_j=error_j,
-                )
+            row = ProfileRow(
+                core_mhz=mhz,
+                time_s=time_s,
+                energy_j=energy_j,
+                time_error_s=error_s,
+                energy_error_j=error_j,
             )
+            rows.append(row)
         found[f"stage {stage} {kind}"] = Profile(rows=tuple(rows), auto=clocks.index(auto))
     return found
 
@@ -366,40 +357,33 @@ def _runs(path: Path) -> dict[tuple[int, InstructionKind], _Runs]:
             )
         reader.fieldnames = header
         for cells in reader:
-            what, core_mhz, costs = _run(f"{path}, line {reader.line_num}", cells)
-            runs.setdefault(what, {}).setdefault(core_mhz, []).append(costs)
+            where = f"{path}, line {reader.line_num}"
+            said = {name: (cells.get(name) or "").strip() for name in _COLUMNS}
+            name = said["instruction"].lower()
+            kind = _SHORT.get(name, name)
+            if kind not in set(InstructionKind):
+                hint = name_hint(name, InstructionKind)
+                raise DataError(f"{where}: instruction is {said['instruction']!r}", hint=hint)
+            stage = _number(where, "stage", said["stage"], 0, _GREATEST)
+            clock, mhz = said["frequency"].lower(), None
+            if clock not in {"", "auto"}:
+                mhz = round(_number(where, "frequency", clock, LEAST_MHZ, GREATEST_MHZ))
+            time_s = _number(where, "time", said["time"], 1e-9, _GREATEST)
+            energy_j = _number(where, "energy", said["energy"], 1e-9, _GREATEST)
+            power_w = energy_j / time_s
+            if not can_draw(power_w):
+                slow = "times in ms, or the energies in kJ"
+                unit = "energies in mJ" if power_w > GREATEST_W else slow
+                raise DataError(
+                    f"{where}: {energy_j:g} J in {time_s:g} s is {power_w:.3g} W, and GPUs draw "
+                    f"from {LEAST_W:g} W to {GREATEST_W / 1e3:g} kW",
+                    hint=f"are the {unit}? a profile has seconds and joules",
+                )
+            of_clocks = runs.setdefault((round(stage), InstructionKind(kind)), {})
+            of_clocks.setdefault(mhz, []).append((time_s, energy_j))
     if not runs:
         raise DataError(f"{path} holds no rows")
     return runs
-
-
-def _run(
-    where: str, cells: dict[str, str | None]
-) -> tuple[tuple[int, InstructionKind], int | None, tuple[float, float]]:
-    said = {name: (cells.get(name) or "").strip() for name in _COLUMNS}
-    name = said["instruction"].lower()
-    kind = _SHORT.get(name, name)
-    if kind not in set(InstructionKind):
-        raise DataError(
-            f"{where}: instruction is {said['instruction']!r}",
-            hint=name_hint(name, InstructionKind),
-        )
-    stage = _number(where, "stage", said["stage"], 0, _GREATEST)
-    clock = said["frequency"].lower()
-    mhz = None
-    if clock not in {"", "auto"}:
-        mhz = round(_number(where, "frequency", clock, LEAST_MHZ, GREATEST_MHZ))
-    time_s = _number(where, "time", said["time"], 1e-9, _GREATEST)
-    energy_j = _number(where, "energy", said["energy"], 1e-9, _GREATEST)
-    power_w = energy_j / time_s
-    if not can_draw(power_w):
-        unit = "energies in mJ" if power_w > GREATEST_W else "times in ms, or the energies in kJ"
-        raise DataError(
-            f"{where}: {energy_j:g} J in {time_s:g} s is {power_w:.3g} W, and GPUs draw from "
-            f"{LEAST_W:g} W to {GREATEST_W / 1e3:g} kW",
-            hint=f"are the {unit}? a profile has seconds and joules",
-        )
-    return (round(stage), InstructionKind(kind)), mhz, (time_s, energy_j)
 
 
 def _number(where: str, name: str, text: str, least: float, most: float) -> float:
