@@ -24,8 +24,7 @@ import numpy as np
 
 from pages import markdown, percent, run_command
 from underclock.app.options import FRACTION, baseline_option, file_argument, json_option
-from underclock.app.planning import costs_of
-from underclock.app.switching import KNOWN, switching_of
+from underclock.app.planning import KNOWN, costs_of, switching_of
 from underclock.arrays import Floats, Ints
 from underclock.core.model.costs import Costs, PredictedChange
 from underclock.core.planning.best_choice import (

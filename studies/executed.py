@@ -26,8 +26,7 @@ import numpy as np
 from pages import fill, markdown, percent
 from simulated_steps import execute as control
 from underclock import measure, trace
-from underclock.app.planning import plan
-from underclock.app.switching import Switching
+from underclock.app.planning import Switching, plan
 from underclock.arrays import Floats
 from underclock.campaign.grid import Campaign, Grid
 from underclock.campaign.loop import course_of, switching_model

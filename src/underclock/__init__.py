@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from underclock.app.latency import measure_latency as measure_latency
     from underclock.app.launching import trace_command as trace_command
     from underclock.app.measuring import measure as measure
+    from underclock.app.planning import Switching as Switching
     from underclock.app.planning import plan as plan
     from underclock.app.report import write_report as write_report
     from underclock.app.serving import plan_serving as plan_serving
     from underclock.app.stages import pipeline_job as pipeline_job
     from underclock.app.stages import plan_job as plan_job
-    from underclock.app.switching import Switching as Switching
     from underclock.app.transferring import Confirm as Confirm
     from underclock.app.transferring import transfer as transfer
     from underclock.app.validating import validate as validate
@@ -90,10 +90,9 @@ _HOMES = {
         "app.stages": "pipeline_job plan_job",
         "app.latency": "measure_latency",
         "app.measuring": "measure",
-        "app.planning": "plan",
+        "app.planning": "Switching plan",
         "app.report": "write_report",
         "app.serving": "plan_serving",
-        "app.switching": "Switching",
         "app.transferring": "Confirm transfer",
         "app.validating": "validate",
         "commands": "observe saved tune",

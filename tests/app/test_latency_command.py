@@ -8,7 +8,7 @@ import pytest
 import underclock
 from underclock.app import latency, main
 from underclock.app.latency import measure_latency
-from underclock.app.switching import named_latencies
+from underclock.app.planning import named_latencies
 from underclock.campaign.switches import measure_moves
 from underclock.errors import NotSupportedError, UnderclockError
 from underclock.hw.nvml import NvmlGpu

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from underclock import Goal, SampleSet, plan
-from underclock.app.switching import switching_of
+from underclock.app.planning import switching_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NUMBER = r"([-+]?\d+(?:\.\d+)?)"

@@ -111,8 +111,7 @@ def _planned(
     max_switches: int | None,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> "Plan":
-    from underclock.app.planning import plan
-    from underclock.app.switching import switching_of
+    from underclock.app.planning import plan, switching_of
     from underclock.core.planning.best_choice import Goal
 
     if max_slowdown is not None and asked["objective"] != Objective.WASTE:

@@ -8,8 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 import underclock
-from underclock.app.planning import costs_of
-from underclock.app.switching import KNOWN, latencies_file, named_latencies, switching_of
+from underclock.app.planning import KNOWN, costs_of, latencies_file, named_latencies, switching_of
 from underclock.core.job import planning
 from underclock.core.job.schedules import Layout, pipeline
 from underclock.core.job.stage_profiles import stage_profiles, with_profiles

@@ -9,8 +9,7 @@ import numpy as np
 
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import surveyed
-from underclock.app.planning import check_has_budget, costs_of, decided
-from underclock.app.switching import KNOWN, Switching, switching_of
+from underclock.app.planning import KNOWN, Switching, costs_of, decided, switching_of
 from underclock.campaign.grid import Campaign, Grid
 from underclock.campaign.loop import CampaignRun, Listed
 from underclock.campaign.recording import Recorder, record
@@ -154,8 +153,6 @@ def transfer(
             wording=given.schedule.latency,
             range_s=given.latency_range_s,
         )
-    if switching is not None:
-        check_has_budget(wanted)
     risk = found.estimated
     made = decided(found.sample_set, wanted, risk.table, risk, switching)
     if confirm is not None:

@@ -182,8 +182,7 @@ def _measure_latency(gpu: str, samples: Path) -> None:
 
 
 def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
-    from underclock.app.planning import plan
-    from underclock.app.switching import KNOWN, switching_of
+    from underclock.app.planning import KNOWN, plan, switching_of
     from underclock.store import read_samples
 
     sample_set = read_samples(samples)
