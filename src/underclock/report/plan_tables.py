@@ -10,39 +10,8 @@ from rich.text import Text
 from underclock.records import Arm, Clocks, Plan, Strategy, Validation
 from underclock.records.answers import answer_of, no_change
 from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
-from underclock.report.answer import (
-    auto_clock_sentence,
-    auto_plan_sentence,
-    bound_words,
-    can_be_held_by_hand,
-    carried_sentence,
-    energy_parts,
-    fixed_sentence,
-    has_latencies,
-    hold_commands,
-    joules_column,
-    larger_budgets,
-    next_sentence,
-    saved_text,
-    strict_sentence,
-    top_savings,
-    undo_command,
-)
+from underclock.report import answer, wording
 from underclock.report.terminal import filled, numbers, words
-from underclock.report.wording import (
-    accounting_text,
-    arm_title,
-    auto_word,
-    change_text,
-    clocks_text,
-    duration_text,
-    energy_text,
-    interval_text,
-    keeping_time_text,
-    measured_changes,
-    status_text,
-    verdict_text,
-)
 from underclock.units import format_duration, format_mhz, format_percent
 
 _MOST_SAVINGS = 8
@@ -63,42 +32,50 @@ def plan_parts(
         train: The command that trains; empty where it is not known.
     """
     saves, *more = answer_of(plan, validation)
-    answer = Text(saves, style="bold"), *map(Text, (*more, next_sentence(plan, file, train)))
+    more.append(answer.next_sentence(plan, file, train))
+    lines = Text(saves, style="bold"), *map(Text, more)
     if not details:
-        return answer
+        return lines
     judged = validation_parts(validation) if validation else ()
-    return (*answer, *plan_details(plan), *judged)
+    return (*lines, *plan_details(plan), *judged)
 
 
 def plan_details(plan: Plan) -> tuple[RenderableType, ...]:
     """Return what a plan's answer rests on: ways of choosing clocks, kernels, energy, latencies."""
     fixed: list[Text] = []
-    sentence = fixed_sentence(plan)
+    sentence = answer.fixed_sentence(plan)
     if sentence is not None and plan.fixed is not None:
-        if can_be_held_by_hand(plan):
-            sentence += f"; to hold it on GPU 0 (undo: {undo_command(plan.fixed)})"
+        if answer.can_be_held_by_hand(plan):
+            sentence += f"; to hold it on GPU 0 (undo: {answer.undo_command(plan.fixed)})"
             # Never wrapped, for these lines are to be pasted.
-            fixed = [Text(f"  {line}", no_wrap=True) for line in hold_commands(plan.fixed)]
+            fixed = [Text(f"  {line}", no_wrap=True) for line in answer.hold_commands(plan.fixed)]
         fixed.insert(0, Text(sentence))
-    said = (auto_plan_sentence(plan), carried_sentence(plan), strict_sentence(plan))
+    said = (
+        answer.auto_plan_sentence(plan),
+        answer.carried_sentence(plan),
+        answer.strict_sentence(plan),
+    )
     parts: list[RenderableType] = [*(Text(line) for line in said if line is not None), *fixed]
-    budgets = [(change_text(slower), change_text(saved)) for slower, saved in larger_budgets(plan)]
+    budgets = [
+        (wording.change_text(slower), wording.change_text(saved))
+        for slower, saved in answer.larger_budgets(plan)
+    ]
     if not all(no_change(arm) for arm in plan.arms):
         parts.append(arms_table(plan))
         if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
             parts.append(savings_table(plan))
     elif budgets:
-        title = f"expected of greater time budgets, {bound_words(plan)}: {plan.stands_on}"
+        title = f"expected of greater time budgets, {answer.bound_words(plan)}: {plan.stands_on}"
         parts.append(filled(title, numbers("time budget", "energy"), budgets))
     shares = [
         (name, str(launches), f"{time_share:.1%}", f"{energy_share:.1%}")
-        for name, launches, time_share, energy_share in energy_parts(plan)
+        for name, launches, time_share, energy_share in answer.energy_parts(plan)
     ]
     if shares:
-        title = f"where a step's energy goes at {auto_word(plan)}: {plan.stands_on}"
+        title = f"where a step's energy goes at {wording.auto_word(plan)}: {plan.stands_on}"
         columns = (*words("pass or operator"), *numbers("launches", "of\ntime", "of\nenergy"))
-        parts.append(filled(title, columns, shares, auto_clock_sentence(plan)))
-    if has_latencies(plan):
+        parts.append(filled(title, columns, shares, answer.auto_clock_sentence(plan)))
+    if answer.has_latencies(plan):
         parts.append(_latencies_table(plan))
     return tuple(parts)
 
@@ -115,42 +92,42 @@ def arms_table(plan: Plan) -> Table:
         (
             (
                 _arm_cell(plan, arm),
-                change_text(arm.time_change),
-                change_text(arm.energy_change),
-                duration_text(None if arm.cost is None else arm.cost.time_s),
-                energy_text(None if arm.cost is None else arm.cost.energy_j),
-                status_text(arm),
+                wording.change_text(arm.time_change),
+                wording.change_text(arm.energy_change),
+                wording.duration_text(None if arm.cost is None else arm.cost.time_s),
+                wording.energy_text(None if arm.cost is None else arm.cost.energy_j),
+                wording.status_text(arm),
             )
             for arm in plan.arms
         ),
-        f"* what the plan holds; time and energy against {auto_word(plan)}",
+        f"* what the plan holds; time and energy against {wording.auto_word(plan)}",
         bold=plan.arms.index(plan.headline),
     )
 
 
 def _arm_cell(plan: Plan, arm: Arm) -> Text:
-    cell = Text(f"{'*' if arm.name is plan.chosen else ' '} {arm_title(arm.name, plan)}")
+    cell = Text(f"{'*' if arm.name is plan.chosen else ' '} {wording.arm_title(arm.name, plan)}")
     if arm.name is plan.bound:
         cell.append("\n  a bound: at once", style="dim")
     if arm.name is Strategy.BEST_FIXED and plan.fixed is not None:
-        cell.append(f"\n  {clocks_text(plan.fixed)}", style="dim")
+        cell.append(f"\n  {wording.clocks_text(plan.fixed)}", style="dim")
     return cell
 
 
 def savings_table(plan: Plan) -> Table:
     """Return the clocks of the kernels that save most energy, and the sum of the rest."""
-    (top, rest), held = top_savings(plan, _MOST_SAVINGS), plan.held
+    (top, rest), held = answer.top_savings(plan, _MOST_SAVINGS), plan.held
     rest_j = sum(choice.saved_j for choice in rest.values())
     total_j = sum(choice.saved_j for choice in plan.kernels.values())
-    unit, saved = joules_column([*(choice.saved_j for choice in top.values()), rest_j])
+    unit, saved = answer.joules_column([*(choice.saved_j for choice in top.values()), rest_j])
     free = ", if clocks changed at once, a bound" if plan.bound is plan.chosen else ""
     rows = [
         (
             name,
             " / ".join(_range_text(held[name], which) for which in ("core_mhz", "mem_mhz")),
             joules,
-            change_text(choice.time_change),
-            change_text(choice.energy_change),
+            wording.change_text(choice.time_change),
+            wording.change_text(choice.energy_change),
         )
         for (name, choice), joules in zip(top.items(), saved, strict=False)
     ]
@@ -161,8 +138,8 @@ def savings_table(plan: Plan) -> Table:
         f"top savings of a step{free}: {plan.stands_on}",
         (*words("kernel"), *numbers("core / mem\nMHz", f"saved\n{unit}", "time", "energy")),
         rows,
-        f"{saved_text(plan, total_j)}; time and energy against the kernel's own at "
-        f"{auto_word(plan)}",
+        f"{answer.saved_text(plan, total_j)}; time and energy against the kernel's own at "
+        f"{wording.auto_word(plan)}",
     )
 
 
@@ -183,9 +160,9 @@ def _latencies_table(plan: Plan) -> Table:
         (*numbers("latency", "time", "energy", "switches\nper step"), *words("known hardware")),
         (
             (
-                duration_text(point.latency_s),
-                change_text(point.time_change),
-                change_text(point.energy_change),
+                wording.duration_text(point.latency_s),
+                wording.change_text(point.time_change),
+                wording.change_text(point.energy_change),
                 "-" if point.switches is None else str(point.switches),
                 point.hardware,
             )
@@ -204,17 +181,17 @@ def validation_table(validation: Validation) -> Table:
         (
             (
                 name.replace(", ", ",\n  "),
-                change_text(promised),
-                change_text(spread.mean),
-                interval_text(interval),
-                change_text(spread.best),
-                change_text(spread.worst),
+                wording.change_text(promised),
+                wording.change_text(spread.mean),
+                wording.interval_text(interval),
+                wording.change_text(spread.best),
+                wording.change_text(spread.worst),
             )
-            for name, promised, spread, interval in measured_changes(validation)
+            for name, promised, spread, interval in wording.measured_changes(validation)
         ),
-        f"{accounting_text(validation)}\n"
+        f"{wording.accounting_text(validation)}\n"
         f"of {pairs} pairs, {validation.pairs_keeping_energy} save the promised energy; "
-        f"{keeping_time_text(validation)}",
+        f"{wording.keeping_time_text(validation)}",
     )
 
 
@@ -222,7 +199,7 @@ def validation_parts(validation: Validation) -> tuple[RenderableType, ...]:
     """Return what was promised, what was measured, and the verdict."""
     if validation.repeats == 0:
         return validation.warnings
-    return validation_table(validation), f"verdict: {verdict_text(validation)}"
+    return validation_table(validation), f"verdict: {wording.verdict_text(validation)}"
 
 
 def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:
@@ -272,12 +249,12 @@ def _row(bucket: ServingBucket) -> tuple[str, ...]:
     return (
         f"{bucket.pass_} {bucket.batch} x {bucket.context}",
         format_mhz(chosen.clocks.core_mhz) + "*" * (chosen.basis is Basis.MODELLED),
-        change_text(bucket.time_change),
-        change_text(bucket.energy_change),
+        wording.change_text(bucket.time_change),
+        wording.change_text(bucket.energy_change),
         "" if chosen.clocks.is_auto else f"± {50.0 * (high_j - low_j) / auto.energy_j:.2f}",
-        "" if bucket.fixed is None else change_text(_change(bucket.fixed, bucket)),
-        duration_text(auto.time_s),
-        energy_text(auto.energy_j / bucket.tokens),
+        "" if bucket.fixed is None else wording.change_text(_change(bucket.fixed, bucket)),
+        wording.duration_text(auto.time_s),
+        wording.energy_text(auto.energy_j / bucket.tokens),
     )
 
 
