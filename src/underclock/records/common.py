@@ -239,24 +239,12 @@ class ShownRecord(Record, frozen=True):
 
 
 def as_frame(rows: Iterable[Mapping[str, object]]) -> Any:  # noqa: ANN401 - pandas is not needed
-    """Return rows as a pandas DataFrame.
-
-    Raises:
-        NotSupportedError: pandas is not installed.
-    """
+    """Return rows as a pandas DataFrame; `NotSupportedError`: pandas is not installed."""
     return installed("pandas", "a DataFrame").DataFrame(list(rows))
 
 
 def installed(module: str, what: str) -> Any:  # noqa: ANN401 - of a library that is not needed
-    """Return a module that a user may have.
-
-    Args:
-        module: Its name.
-        what: What needs it.
-
-    Raises:
-        NotSupportedError: It is not installed.
-    """
+    """Return a module that something needs; `NotSupportedError`: it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as exc:

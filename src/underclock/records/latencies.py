@@ -168,11 +168,7 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         return next(same, None) or self.from_anywhere(domain, to_mhz)
 
     def from_anywhere(self, domain: Domain, to_mhz: int | None) -> Switch:
-        """Return the switch that stands for those to a target whose origin was not sampled.
-
-        Raises:
-            DataError: No switch of the domain was sampled.
-        """
+        """Return the switch for a target whose origin was not sampled; errors as of `answer`."""
         known = self.targets(domain)
         if not known:
             raise DataError(
@@ -205,11 +201,7 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         return max(there, key=_until_there_s)
 
     def delay_s(self, domain: Domain, from_mhz: int | None, to_mhz: int | None) -> float:
-        """Return the median delay of a switch, sampled or not, as `answer`; 0 where none happens.
-
-        Raises:
-            DataError: No switch of the domain was sampled.
-        """
+        """Return the median delay of a switch, sampled or not, as `answer`; 0 if none happens."""
         return 0.0 if from_mhz == to_mhz else self.answer(domain, from_mhz, to_mhz).delay_s
 
 

@@ -352,15 +352,10 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
 
 def check_clocks(held: Iterable[tuple[str, Clocks]], offered: Collection[Clocks]) -> None:
-    """Refuse clocks of a plan that a GPU does not list, before any driver is asked to hold them.
+    """Refuse clocks that a GPU does not list by `DataError`, before a driver is asked to hold them.
 
-    Args:
-        held: For what, and which.
-        offered: Every clock pair that can be held; auto alone where nothing may be locked, of which
-            the GPU itself says more.
-
-    Raises:
-        DataError: A clock pair is not among them.
+    ``held`` is for what, and which. Where auto alone is ``offered`` nothing may be locked, of which
+    the GPU itself says more.
     """
     if not any(not clocks.is_auto for clocks in offered):
         return

@@ -83,46 +83,31 @@ _CORNERS: dict[str, Sequence[tuple[float, float]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points that belong together.
-
-    Attributes:
-        points: Positions, x and y; a line breaks where y is not a number.
-        colour: As ``#rrggbb``.
-        symbol: ``circle``, ``square``, ``diamond``, ``triangle`` or ``star``; empty for a line.
-        dashed: Whether its line is.
-        labelled: Whether the name stands next to the points instead of in the legend.
-        notes: What to say of each point on hovering; empty for its name and position.
-    """
+    """Points that belong together."""
 
     name: str
-    points: tuple[tuple[float, float], ...]
-    colour: str
-    symbol: str = ""
-    dashed: bool = False
+    points: tuple[tuple[float, float], ...]  # x and y; a line breaks where y is not a number
+    colour: str  # as ``#rrggbb``
+    symbol: str = ""  # circle, square, diamond, triangle or star; empty for a line
+    dashed: bool = False  # whether its line is
     large: bool = False
-    labelled: bool = False
+    labelled: bool = False  # whether the name stands next to the points, not in the legend
+    # what to say of each point on hovering; empty for its name and position
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One drawing.
+    """One drawing."""
 
-    Attributes:
-        key: Name of its file, and of its place on the page.
-        signed: Whether the numbers on the axes have signs, as changes have.
-        x_limits: Both ends of the x axis; ``None`` leaves them to the points.
-        shade: Where on the x axis it is shaded to its end, and what is written there; ``None`` for
-            nothing.
-    """
-
-    key: str
+    key: str  # name of its place on the page
     title: str
     x_title: str
     y_title: str
     series: tuple[Series, ...]
-    signed: bool = True
-    x_limits: tuple[float, float] | None = None
+    signed: bool = True  # whether the numbers on the axes have signs, as changes have
+    x_limits: tuple[float, float] | None = None  # of the axis; ``None`` leaves them to the points
+    # where on the x axis it is shaded to its end, and what is written there
     shade: tuple[float, str] | None = None
 
 

@@ -28,12 +28,7 @@ from underclock.units import format_mhz
 
 
 def rendered(template: str, **values: object) -> str:
-    """Render a template; everything it is given is escaped.
-
-    Args:
-        template: File name under ``templates``.
-        values: What the template shows; a name it uses and is not given is an error.
-    """
+    """Render a file of ``templates``, escaped; a name it uses and is not given is an error."""
     import jinja2  # noqa: PLC0415 - a command that prints tables need not load it
 
     environment = jinja2.Environment(
@@ -138,22 +133,15 @@ _ARM_MARKERS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierLine:
-    """A frontier that a plan has.
-
-    Attributes:
-        takes: How long clocks take to change on it, in words.
-        points: Changes of time and energy, as far as they are shown.
-        is_drawn: Whether the page draws it at once, or as a reader asks for it.
-        is_own: Whether it is the one that counts.
-    """
+    """A frontier that a plan has."""
 
     name: str
-    takes: str
+    takes: str  # how long clocks take to change on it, in words
     latency_s: float
-    points: tuple[tuple[float, float], ...]
+    points: tuple[tuple[float, float], ...]  # changes of time and energy, as far as they are shown
     colour: str
-    is_drawn: bool = True
-    is_own: bool = False
+    is_drawn: bool = True  # whether the page draws it at once, or as a reader asks for it
+    is_own: bool = False  # whether it is the one that counts
 
 
 def lines_of(plan: Plan) -> list[FrontierLine]:

@@ -27,9 +27,7 @@ def plan_parts(
 ) -> tuple[RenderableType, ...]:
     """Return the answer in three lines, the line with the next command, and the details if asked.
 
-    Args:
-        file: Where the plan is.
-        train: The command that trains; empty where it is not known.
+    ``train`` is the command that trains; empty where it is not known.
     """
     saves, *more = answer_of(plan, validation)
     more.append(answer.next_sentence(plan, file, train))

@@ -23,21 +23,15 @@ Packed = dict[str, Any]
 
 
 class TimelineBox(NamedTuple):
-    """Something that runs for a while at one clock.
-
-    Attributes:
-        core_mhz: ``None`` where it is not known, or clocks do not matter.
-        set_by: Who sets the clock: 1 Underclock, 0 the driver, -1 where clocks do not matter.
-        gap_s: How long nothing runs before it.
-    """
+    """Something that runs for a while at one clock."""
 
     name: str
     lasts_s: float
-    core_mhz: float | None
-    set_by: int
+    core_mhz: float | None  # ``None`` where it is not known, or clocks do not matter
+    set_by: int  # who sets the clock: 1 Underclock, 0 the driver, -1 where clocks do not matter
     mem_mhz: int | None = None
     power_w: float | None = None
-    gap_s: float = 0.0
+    gap_s: float = 0.0  # how long nothing runs before it
 
 
 class Packer:
@@ -58,12 +52,10 @@ class Packer:
         leaf: str = "",
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> Packed:
-        """Return boxes in a row.
+        """Return boxes in a row, called ``label`` where not for its clocks.
 
-        Args:
-            label: What the row is called, where not for its clocks.
-            leaf: What a row of their names is called; empty for none.
-            groups: Rows above it: what each box belongs to, by the name of the row.
+        A row of their names is called ``leaf``; empty for none. ``groups`` are the rows above it:
+        what each box belongs to, by the name of the row.
         """
         states: dict[tuple[object, ...], int] = {}
         order = []
@@ -103,15 +95,10 @@ class Packer:
 
 
 def column(label: str, key: str, kind: str, values: Sequence[object]) -> Packed:
-    """Return one column of a table.
+    """Return one column of a table: its heading, its name in a CSV file, its kind, a value a row.
 
-    Args:
-        label: Its heading.
-        key: Its name in a CSV file.
-        kind: How values are shown: ``text`` (places of texts, as differences), ``parts`` (such
-            places and how often each), ``count``, ``mhz`` (``None`` is auto, two are a range),
-            ``joules``, ``seconds`` or ``change`` (in 10⁻⁴).
-        values: One a row.
+    Kinds: ``text`` (places of texts, as differences), ``parts`` (such places and how often each),
+    ``count``, ``mhz`` (``None`` is auto, two are a range), ``joules``, ``seconds``, ``change`` (10⁻⁴).
     """
     return {"label": label, "key": key, "kind": kind, "values": list(values)}
 
@@ -205,11 +192,7 @@ def plan_data(
     uses: Sequence[KernelUse],
     lines: Sequence[tuple[str, Sequence[tuple[float, float]]]],
 ) -> str:
-    """Return all that the page of a plan draws by itself.
-
-    Args:
-        lines: Frontiers and which they are: changes of time and energy.
-    """
+    """Return all that a plan's page draws; ``lines`` are frontiers: names, and both changes."""
     packer = Packer()
     tables = {"kernels": _kernels(packer, uses, auto_word(plan))}
     if is_held(plan):

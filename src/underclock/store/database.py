@@ -110,16 +110,10 @@ def build(path: Path, header: SampleSet) -> None:
 def connect(
     path: Path, *, writable: bool, body: bytes | None = None
 ) -> tuple[sqlite3.Connection, SampleSet]:
-    """Open a file, and read what it says it is; nothing is written to one that is refused.
+    """Open a file, or its body; return it, without transactions of its own, and its header.
 
-    Args:
-        body: The whole file, where it was read already.
-
-    Returns:
-        A connection without transactions of its own, and the header.
-
-    Raises:
-        DataError: Missing, damaged, of another schema, or something else altogether.
+    Nothing is written to one that is refused by `DataError`: missing, damaged, of another schema,
+    or something else altogether.
     """
     with translated(path):
         uri = f"{path.resolve().as_uri()}?mode={'rw' if writable else 'ro'}"
@@ -165,15 +159,7 @@ def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
 def transaction(
     path: Path, connection: sqlite3.Connection, kind: str = "IMMEDIATE"
 ) -> Iterator[None]:
-    """Do all of a block or nothing.
-
-    Args:
-        kind: ``"IMMEDIATE"`` to write, ``"DEFERRED"`` to read one state of it.
-
-    Raises:
-        DataError: The file is damaged, or the system refuses.
-        MeasurementError: A row was written that the file already holds.
-    """
+    """Do all of a block or nothing; ``DEFERRED`` reads one state. Errors are as of `translated`."""
     with translated(path):
         connection.execute(f"BEGIN {kind}")
         try:

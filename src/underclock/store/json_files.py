@@ -61,11 +61,7 @@ def write_document(path: Path, record: Record, *, force: bool = False) -> None:
 def kind_of(path: Path) -> str:
     """Return which kind a file is: ``samples`` of a database, else what a document says it is.
 
-    Returns:
-        Nothing where it says nothing, or is no document.
-
-    Raises:
-        DataError: The file cannot be read at all.
+    It is empty where that is nothing. `DataError`: the file cannot be read at all.
     """
     head = read_bytes(path, hint="`underclock tune` makes such files", most=len(SQLITE_MAGIC))
     if head == SQLITE_MAGIC:
@@ -114,11 +110,7 @@ def read_document(path: Path, kind: type[_R]) -> _R:
 
 
 def refuse_gone(path: Path, kind: str) -> None:
-    """Refuse a file of a kind that went.
-
-    Raises:
-        DataError: It is one.
-    """
+    """Refuse a file of a kind that went by `DataError`."""
     if kind in GONE:
         raise DataError(f"{path} is a {kind} file, which is no longer read: {GONE[kind]}")
 

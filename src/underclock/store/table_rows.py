@@ -52,14 +52,7 @@ _RAN, _ASKED, _FOREIGN = (set(_WORDS["words"][which]) for which in ("ran", "aske
 
 @contextmanager
 def opened_table(path: Path, text: TextIO | None = None) -> Iterator[TextIO]:
-    """Open a table to read it; what keeps it from being read is said in a sentence.
-
-    Args:
-        text: What it holds, where that is at hand.
-
-    Raises:
-        DataError: It cannot be read, or is no table.
-    """
+    """Open a table, or its text, to read it; `DataError`: it cannot be read, or is no table."""
     try:
         body = io.BytesIO(b"" if text else read_bytes(path))
         with text or io.TextIOWrapper(body, encoding="utf-8-sig", newline="") as file:
