@@ -151,10 +151,9 @@ def trace_command(
                 trace = folder / f"step.rank{rank.rank}{SUFFIX}"
                 if trace.is_file():
                     shutil.copyfile(trace, file.with_suffix(SUFFIX))
-            window = folder / f"step.rank{rank.rank}{RUNNING}"
-            running = (
-                msgspec.json.decode(window.read_bytes(), type=Window) if window.is_file() else None
-            )
+            window, running = folder / f"step.rank{rank.rank}{RUNNING}", None
+            if window.is_file():
+                running = msgspec.json.decode(window.read_bytes(), type=Window)
             found.append(RankStep(step=step, file=file, running=running, warnings=step.warnings))
         if to is not None and len(found) > 1:
             own = ProcessRank(number=0, world=len(found))
@@ -319,18 +318,13 @@ class _Watch:
             error = MeasurementError(f"{which}{first.error}", hint=first.hint)
             error.exit_code = first.exit_code
             return error
-        if not ranks:
-            return UsageError(
-                f"{self._name} ended with exit code {code} before a first step of training was "
-                "seen",
-                hint="run it by itself first"
-                if code
-                else f"is it a command that trains? {_NAME_A_STEP}",
-            )
-        return MeasurementError(
-            f"{self._name} ended with exit code {code} before all of its ranks were looked at",
-            hint="run it by itself first: it must train as it is",
-        )
+        ended = f"{self._name} ended with exit code {code} before"
+        if ranks:
+            hint = "run it by itself first: it must train as it is"
+            return MeasurementError(f"{ended} all of its ranks were looked at", hint=hint)
+        trains = f"is it a command that trains? {_NAME_A_STEP}"
+        hint = "run it by itself first" if code else trains
+        return UsageError(f"{ended} a first step of training was seen", hint=hint)
 
     def _check_deadlines(self, ranks: list[RankStatus], now_s: float) -> None:
         if not any(rank.steps for rank in ranks):  # a launcher's processes are ranks from the start

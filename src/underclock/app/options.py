@@ -112,7 +112,7 @@ def choice_option(
     choices: type[StrEnum],
     help_text: str,
     *,
-    default: str | None = None,
+    default: str,
     cls: type[click.Option] = click.Option,
 ) -> Callable[[_F], _F]:
     """Return an option that takes the value of a member of a closed set."""
@@ -121,19 +121,19 @@ def choice_option(
         cls=cls,
         type=click.Choice([each.value for each in choices]),
         default=default,
-        show_default=default is not None,
+        show_default=True,
         help=help_text,
     )
 
 
-def folder_option(help_text: str, default: Path | None = None) -> Callable[[_F], _F]:
+def folder_option(help_text: str, default: Path) -> Callable[[_F], _F]:
     """Return the ``-o`` option of a command that leaves several files."""
     return click.option(
         "-o",
         "--output",
         type=_FILE,
         default=default,
-        show_default=default is not None,
+        show_default=True,
         metavar="FOLDER",
         callback=_not_stdout("several files", "a folder"),
         help=help_text,
@@ -170,12 +170,10 @@ def _parse_clocks(text: str) -> "Clocks":
 
 
 def _parse_watts(text: str) -> float:
-    number = text.strip().removesuffix("W").removesuffix("w")
     try:
-        return float(number)
+        return float(text.strip().removesuffix("W").removesuffix("w"))
     except ValueError:
-        words = f"cannot read {text!r} as a power"
-        raise UsageError(words, hint="write watts: 56W") from None
+        raise UsageError(f"cannot read {text!r} as a power", hint="write watts: 56W") from None
 
 
 def _parse_mhz_list(text: str) -> tuple[int | None, ...]:

@@ -31,9 +31,8 @@ _SURE = 0.005  # of the step's energy: what anybody would act on
 def runs_elsewhere(gpu: GpuName) -> bool:
     """Whether a GPU is simulated, so that a step runs on the CPU and its kernels are assumed."""
     if gpu.kind is GpuKind.REPLAYED:
-        raise UsageError(
-            f"{gpu.text} is a table, on which nothing trains", hint="name a GPU: nvml:0"
-        )
+        hint = "name a GPU: nvml:0"
+        raise UsageError(f"{gpu.text} is a table, on which nothing trains", hint=hint)
     if gpu.is_simulated:
         gpu_model(gpu.name)  # there is one, before the script runs
         return True
@@ -116,9 +115,8 @@ class Answers:
         more_s = (self._clock.now_s() - self._begun_s) * ((half / wanted) ** 2 - 1.0)
         if more_s <= 0.0:
             return ""
-        return (
-            f"about {format_duration(more_s)} more of GPU time would measure it to ± {wanted:.1%}"
-        )
+        more = format_duration(more_s)
+        return f"about {more} more of GPU time would measure it to ± {wanted:.1%}"
 
 
 @contextmanager

@@ -95,10 +95,10 @@ class Packer:
 
 
 def column(label: str, key: str, kind: str, values: Sequence[object]) -> Packed:
-    """Return one column of a table: its heading, its name in a CSV file, its kind, a value a row.
+    """Return a column of a table: its heading, its name in a CSV file, its kind, a value a row.
 
     Kinds: ``text`` (places of texts, as differences), ``parts`` (such places and how often each),
-    ``count``, ``mhz`` (``None`` is auto, two are a range), ``joules``, ``seconds``, ``change`` (10⁻⁴).
+    ``count``, ``mhz`` (None is auto, two are a range), ``joules``, ``seconds``, ``change`` (10⁻⁴).
     """
     return {"label": label, "key": key, "kind": kind, "values": list(values)}
 
