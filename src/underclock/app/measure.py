@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -245,21 +246,17 @@ def measure_in_command(
 
     say(f"running {shlex.join(command.words)} for real, until its step was measured", err=True)
     with looking_folder() as folder:
-        looked_at(
-            command,
-            TraceRequest(
-                folder=str(folder),
-                name=command.name,
-                latest=command.latest,
-                source=None if step_near is None else source_of_command(command, step_near.parent),
-                measure=words,
-                own_step=step_near is not None,
-                cwd=str(Path.cwd()),
-            ),
-            say=lambda sentence: say(sentence, err=True),
-            phase=lambda phase: say(f"{phase}", err=True),
-            meanwhile=meanwhile,
+        look = TraceRequest(
+            folder=str(folder),
+            name=command.name,
+            latest=command.latest,
+            source=None if step_near is None else source_of_command(command, step_near.parent),
+            measure=words,
+            own_step=step_near is not None,
+            cwd=str(Path.cwd()),
         )
+        tell = partial(say, err=True)
+        looked_at(command, look, say=tell, phase=tell, meanwhile=meanwhile)
         if not (folder / "stdout").exists():
             step = read_document(folder / "step.rank0.json", Step)
             raise NotSupportedError(
@@ -343,8 +340,7 @@ def _taken(sample_set: "SampleSet") -> str:
     in_company = sum(sample.in_company for sample in sample_set.mixed)
     if in_company:
         samples = f"{samples} and {in_company} with pauses"
+    at = f"{each:.3g} of {offered} clock pairs on average"
     if each == offered:
-        return f"{samples}, each at " + (
-            "one clock pair" if offered == 1 else f"{offered} clock pairs"
-        )
-    return f"{samples}, each at {each:.3g} of {offered} clock pairs on average"
+        at = "one clock pair" if offered == 1 else f"{offered} clock pairs"
+    return f"{samples}, each at {at}"

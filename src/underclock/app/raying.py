@@ -177,7 +177,6 @@ def measure_together(
     address: str = "",
     campaign: Campaign | None = None,
     measuring: MeasurementSettings | None = None,
-    seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
     run: StepFunction | StepFile | None = None,
 ) -> tuple[SampleSet, ...]:
@@ -228,7 +227,7 @@ def measure_together(
                 "campaign": replace(campaign, share=(n, len(placed)), max_samples=most),
                 "measuring": measuring,
                 "run": run,
-                "seed": seed + n,
+                "seed": n,
             }
             tasks.append(task.remote(desk, gpu, asked))
         try:

@@ -48,21 +48,11 @@ class InstructionKind(StrEnum):
     OTHER = "other"
 
 
-COMPUTES = frozenset(
-    {
-        InstructionKind.FORWARD,
-        InstructionKind.BACKWARD,
-        InstructionKind.WEIGHTS,
-        InstructionKind.RECOMPUTE,
-        InstructionKind.REST,
-    }
-)
-"""Kinds that belong to one microbatch each."""
 TALKS = frozenset({InstructionKind.SEND, InstructionKind.RECEIVE, InstructionKind.COLLECTIVE})
 """Kinds in which a rank communicates."""
-
-
-_NOT_EACH = {InstructionKind.RECOMPUTE, InstructionKind.REST}  # has every microbatch
+_EACH = {InstructionKind.FORWARD, InstructionKind.BACKWARD, InstructionKind.WEIGHTS}
+COMPUTES = frozenset({*_EACH, InstructionKind.RECOMPUTE, InstructionKind.REST})
+"""Kinds that belong to one microbatch each; of ``_EACH`` a rank that has one has all."""
 
 
 class ProfileRow(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -275,7 +265,7 @@ class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
                     raise ValueError(f"rank {at} runs a {kind} of chunk {chunk} {count} times")
             per_pass = Counter((kind, chunk) for kind, chunk, _ in done)
             for (kind, chunk), count in per_pass.items():
-                if kind not in _NOT_EACH and count != self.microbatches:
+                if kind in _EACH and count != self.microbatches:
                     raise ValueError(
                         f"rank {at} takes {count} of {self.microbatches} microbatches through the "
                         f"{kind} of chunk {chunk}"

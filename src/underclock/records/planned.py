@@ -3,7 +3,6 @@
 import contextlib
 import io
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable
 from enum import StrEnum
 from typing import Any
@@ -79,12 +78,6 @@ class CarriedOver(Record, frozen=True, kw_only=True):
     # have both, less one; ``None`` without such samples
     regret_time: float | None = None
     regret_energy: float | None = None  # the same of energy
-
-    @property
-    def counts(self) -> dict[MatchWay, int]:
-        """How many kernels were matched in each way; ways of none are left out."""
-        found = Counter(match.way for match in self.matches.values())
-        return {way: found[way] for way in MatchWay if found[way]}
 
 
 _SAME_W = 1.0  # drivers round what they enforce

@@ -107,26 +107,20 @@ class ThrottleReason(IntFlag):
     versions say ``nvmlClocksThrottleReason...``). Bits that a newer driver adds are kept.
     """
 
-    NONE = 0x0
-    """None of them: the clocks are as high as they may be."""
-    GPU_IDLE = 0x1
-    """GpuIdle: nothing runs."""
-    APPLICATIONS_CLOCKS_SETTING = 0x2
-    """ApplicationsClocksSetting: application clocks are set."""
-    SW_POWER_CAP = 0x4
-    """SwPowerCap: the driver holds the board's power under its limit."""
+    NONE = 0x0  # None of them: the clocks are as high as they may be
+    GPU_IDLE = 0x1  # GpuIdle: nothing runs
+    APPLICATIONS_CLOCKS_SETTING = 0x2  # ApplicationsClocksSetting: application clocks are set
+    SW_POWER_CAP = 0x4  # SwPowerCap: the driver holds the board's power under its limit
+    # HwSlowdown: heat, a power brake or a supply that gives way, by halves or more
     HW_SLOWDOWN = 0x8
-    """HwSlowdown: heat, a power brake or a supply that gives way, by halves or more."""
-    SYNC_BOOST = 0x10
-    """SyncBoost: a group of GPUs boosts as far as its slowest."""
+    SYNC_BOOST = 0x10  # SyncBoost: a group of GPUs boosts as far as its slowest
+    # SwThermalSlowdown: the driver holds chip and memory under their temperatures
     SW_THERMAL_SLOWDOWN = 0x20
-    """SwThermalSlowdown: the driver holds chip and memory under their temperatures."""
+    # HwThermalSlowdown: too hot, by halves or more; comes with HW_SLOWDOWN
     HW_THERMAL_SLOWDOWN = 0x40
-    """HwThermalSlowdown: too hot, by halves or more; comes with HW_SLOWDOWN."""
+    # HwPowerBrakeSlowdown: a supply asks for less, by halves or more; with HW_SLOWDOWN
     HW_POWER_BRAKE_SLOWDOWN = 0x80
-    """HwPowerBrakeSlowdown: a supply asks for less, by halves or more; with HW_SLOWDOWN."""
-    DISPLAY_CLOCK_SETTING = 0x100
-    """DisplayClockSetting: a display needs other clocks."""
+    DISPLAY_CLOCK_SETTING = 0x100  # DisplayClockSetting: a display needs other clocks
 
 
 class Mix(Record, frozen=True, kw_only=True):

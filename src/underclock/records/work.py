@@ -214,15 +214,10 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
         return hashlib.sha256(body).hexdigest()[:16]
 
 
+# Prefixes of the annotations in a profile that say what runs.
 MODULE_MARK = "underclock.module:"
-"""Prefix of the annotations in a profile that say which module runs."""
-
-PIECE_MARK = "underclock.piece: "
-"""Prefix of the annotations in a profile that say which pass of which microbatch runs."""
-
-LAUNCH_MARK = "underclock.launch:"
-"""Prefix of the annotations in a profile that say which operator is handed to the device."""
-
+PIECE_MARK = "underclock.piece: "  # which pass of which microbatch
+LAUNCH_MARK = "underclock.launch:"  # which operator is handed to the device
 _CALLS = " > "
 
 

@@ -16,6 +16,7 @@ from underclock.records.answers import (
     may_save_nothing,
     no_change,
 )
+from underclock.records.planned import MatchWay
 from underclock.report.wording import (
     arm_title,
     auto_word,
@@ -80,10 +81,10 @@ def carried_sentence(plan: Plan) -> str | None:
         return None
     total_j = sum(choice.auto_energy_j for choice in plan.kernels.values())
     parts, unknown = [], []
-    for way, count in carried.counts.items():
+    for way in MatchWay:
         names = [name for name, match in carried.matches.items() if match.way is way]
         share = sum(plan.kernels[name].auto_energy_j for name in names) / total_j
-        parts.append(f"{count} {way} ({share:.1%} of energy)")
+        parts += [f"{len(names)} {way} ({share:.1%} of energy)"] if names else []
         unknown += [] if way.is_told else names
     text = f"Carried over from samples of {carried.workload}, kernels known as: {', '.join(parts)}."
     if unknown:
