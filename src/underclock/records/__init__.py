@@ -39,7 +39,6 @@ from underclock.records.common import (
     Evidence,
     Record,
     check_mhz,
-    check_positive,
     check_schema,
 )
 from underclock.records.outcomes import (

@@ -282,12 +282,10 @@ def check_output(
 def _check_existing(
     path: Path, begins: str, *, force: bool, inputs: Iterable[Path | None], over_samples: bool
 ) -> None:
+    hint = "name another file with -o"
     for source in inputs:
         if source is not None and source.exists() and path.samefile(source):
-            raise UsageError(
-                f"will not overwrite {path}: it is read as {source}",
-                hint="name another file with -o",
-            )
+            raise UsageError(f"will not overwrite {path}: it is read as {source}", hint=hint)
     if path.is_block_device():
         raise UsageError(f"will not write {path}: it is a disk", hint="name a file with -o")
     if not path.is_file():
@@ -295,10 +293,8 @@ def _check_existing(
     with path.open("rb") as file:
         there = file.read(_LOOKED_AT)
     if there.startswith(SQLITE_MAGIC) and not over_samples:
-        raise UsageError(
-            f"will not overwrite {path}: it holds measurements",
-            hint="name another file with -o, or remove it yourself",
-        )
+        hint += ", or remove it yourself"
+        raise UsageError(f"will not overwrite {path}: it holds measurements", hint=hint)
     if not force:
         raise UsageError(
             f"will not overwrite {path}: it exists", hint="pass --force, or another -o"
@@ -308,7 +304,7 @@ def _check_existing(
         raise UsageError(
             f"will not overwrite {path}: it is of another kind than what would be written there, "
             f"and begins with {text[:20]!r}",
-            hint="name another file with -o, or remove it yourself",
+            hint=f"{hint}, or remove it yourself",
         )
 
 
