@@ -31,8 +31,6 @@ _LOCKS_UNKNOWN = (
     "null whether they are or not"
 )
 
-_HOW = {WayName.DIRECT: "directly", WayName.ZEUSD: "through zeusd"}
-
 
 class GpuFinding(Record, frozen=True, kw_only=True):
     """One GPU."""
@@ -192,4 +190,5 @@ def _permission(found: tuple[WayFound, ...]) -> str:
     way = next((way for way in found if way.works), None)
     if way is None:
         return "needs root or zeusd; reading and auto clocks do not"
-    return f"allowed to try, {_HOW[way.name]} (never tried on real hardware yet)"
+    how = "through zeusd" if way.name is WayName.ZEUSD else "directly"
+    return f"allowed to try, {how} (never tried on real hardware yet)"

@@ -265,19 +265,14 @@ class _Looker:
             self._rank[1].close()
         if self._found or self._failure:
             self._end(None if self._found else self._fails(self._failure))
-        self._end(
-            UsageError(
-                f"{self._look.name} ended after step {self._steps}, before one was looked at",
-                hint="let it train for longer: its second step is looked at first",
-            )
-        )
+        words = f"{self._look.name} ended after step {self._steps}, before one was looked at"
+        hint = "let it train for longer: its second step is looked at first"
+        self._end(UsageError(words, hint=hint))
 
     def _say(self, *, done: bool = False, error: UnderclockError | None = None) -> None:
-        rank, world = (
-            (_number(_FROM_LAUNCHER, 0), _number("WORLD_SIZE", 1))
-            if self._rank is None
-            else (self._ranks.number, self._ranks.world)
-        )
+        rank, world = _number(_FROM_LAUNCHER, 0), _number("WORLD_SIZE", 1)
+        if self._rank is not None:
+            rank, world = self._ranks.number, self._ranks.world
         status = RankStatus(
             rank=rank,
             world=world,

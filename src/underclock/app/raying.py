@@ -215,9 +215,8 @@ def measure_together(
         folder.mkdir(exist_ok=True)
         most = campaign.max_samples and -(-campaign.max_samples // len(placed))
         begun = [(path, path.name.split(".")) for path in folder.glob(f"*-of-{len(placed)}.*.db")]
-        files = {
-            (int(n.partition("-")[0]), board): file.read_bytes() for file, (n, board, _) in begun
-        }
+        parts = {file: (int(n.partition("-")[0]), board) for file, (n, board, _) in begun}
+        files = {part: file.read_bytes() for file, part in parts.items()}
         desk = ray.remote(num_cpus=0)(_Desk).remote(files)
         task = ray.remote(num_cpus=0, num_gpus=int(real), max_retries=1)(_measured)
         tasks = []
@@ -252,9 +251,8 @@ def _wait(
     while running:
         ended, running = ray.wait(running, timeout=_LOOK_S)
         try:
-            for (n, board), (tally, body) in ray.get(
-                desk.emptied.remote(), timeout=_ANSWER_S
-            ).items():
+            came = ray.get(desk.emptied.remote(), timeout=_ANSWER_S)
+            for (n, board), (tally, body) in came.items():
                 heard_s[n] = time.monotonic()
                 tallies |= {n: tally} if tally else {}
                 if body:

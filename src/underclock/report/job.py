@@ -97,9 +97,8 @@ def _range_text(job: Job, at: int, held: RankClocks) -> str:
 def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> str:
     """Return the HTML page of a job's plan, and when instructions run at auto and under it."""
     ranks = plan.job.ranks
-    shown = [at for at, rank in enumerate(ranks) if rank.place[1:] == ranks[0].place[1:]][
-        :_MOST_RANKS
-    ]
+    alike = [at for at, rank in enumerate(ranks) if rank.place[1:] == ranks[0].place[1:]]
+    shown = alike[:_MOST_RANKS]
     points = [(each.cost.time_change, each.cost.energy_change) for each in plan.frontier]
     packer = Packer()
     bands = [

@@ -127,14 +127,11 @@ def _numbers(value: object, where: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(item, f"{where}[{index}]")
 
 
-Saved = (
-    Step | SampleSet | Plan | Validation | LatencyTable | DriverMoves | Job | JobPlan | ServingPlan
-)
+_Document = Step | Plan | Validation | LatencyTable | DriverMoves | Job | JobPlan | ServingPlan
+Saved = _Document | SampleSet
 """What has a file of its own."""
 
-_KINDS: Final[dict[str, type[Saved]]] = {
-    str(kind.__struct_config__.tag): kind for kind in get_args(Saved) if kind is not SampleSet
-}
+_KINDS: Final = {str(kind.__struct_config__.tag): kind for kind in get_args(_Document)}
 
 
 class _Frame(Protocol):
