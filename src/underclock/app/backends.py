@@ -117,10 +117,8 @@ def in_virtual_time(spec: str) -> str:
         served = NvmlGpu(name.index).info().name
     if known := name_of_model(served):
         return f"sim:{known}" + (f"#{name.index}" if name.index else "")
-    raise UsageError(
-        f"{spec} is a served {served}, which no simulated GPU is called",
-        hint="measure on the model that is served: --gpu sim:FILE.json",
-    )
+    hint = "measure on the model that is served: --gpu sim:FILE.json"
+    raise UsageError(f"{spec} is a served {served}, which no simulated GPU is called", hint=hint)
 
 
 @contextmanager

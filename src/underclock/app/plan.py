@@ -115,10 +115,8 @@ def _planned(
     from underclock.core.planning.best_choice import Goal
 
     if max_slowdown is not None and asked["objective"] != Objective.WASTE:
-        raise UsageError(
-            f"--max-slowdown has no meaning for {asked['objective']}",
-            hint="only waste has a time budget",
-        )
+        hint = "only waste has a time budget"
+        raise UsageError(f"--max-slowdown has no meaning for {asked['objective']}", hint=hint)
     goal = Goal(**asked) if max_slowdown is None else Goal(max_slowdown=max_slowdown, **asked)
     takes: dict[str, Any] = {"latency": latency}
     switching = switching_of(latency, sample_set, goal, samples)
@@ -176,9 +174,7 @@ def _plan_job(job: Path, to: Delivery, asked: dict[str, float], *, latency: str)
     for parameter in context.command.params:
         given = context.get_parameter_source(parameter.name or "")
         if parameter.name not in _OF_JOBS and given is ParameterSource.COMMANDLINE:
-            raise UsageError(
-                f"{parameter.opts[0]} says nothing of a job",
-                hint="a job has --max-slowdown and --latency",
-            )
+            hint = "a job has --max-slowdown and --latency"
+            raise UsageError(f"{parameter.opts[0]} says nothing of a job", hint=hint)
     made = plan_job(job, latency=latency, **asked)
     to.give(made, lambda: job_plan_tables(made))

@@ -123,10 +123,8 @@ def named_latencies(text: str, given: Path | None) -> tuple[LatencyTable, str] |
                 hint="name the file that `underclock latency` wrote, or a duration such as 6ms",
             )
         if not place.is_file():
-            raise UsageError(
-                f"there are no measured latencies next to {given}",
-                hint=f"`underclock latency --gpu GPU -o {place}` measures them",
-            )
+            hint = f"`underclock latency --gpu GPU -o {place}` measures them"
+            raise UsageError(f"there are no measured latencies next to {given}", hint=hint)
         return read_document(place, LatencyTable), ""
     path = Path(text)
     if path.is_file():
@@ -313,10 +311,8 @@ def decided(
 ) -> Plan:
     """Choose clocks where it is known what everything costs; `risk` is None where that is sure."""
     if switching is not None and goal.objective is not Objective.WASTE:
-        raise UsageError(
-            f"{goal.objective} has no time budget for switching to keep",
-            hint="plan for waste, or leave --latency away",
-        )
+        hint = "plan for waste, or leave --latency away"
+        raise UsageError(f"{goal.objective} has no time budget for switching to keep", hint=hint)
     only = (Strategy.BEST_FIXED,) if is_only_whole(sample_set) else tuple(Strategy)
     compared = compare_strategies(table, goal, risk, only)
     if goal.chosen not in compared.settings:

@@ -208,10 +208,8 @@ def measure_together(
         real = not parse_gpu(gpus[0]).is_simulated
         placed = ["nvml"] * int(ray.cluster_resources().get("GPU", 0)) if real else gpus
         if not placed:
-            raise DeviceError(
-                "the Ray cluster has no GPU",
-                hint="start Ray where the GPUs are: `ray start --address=... --num-gpus=8`",
-            )
+            hint = "start Ray where the GPUs are: `ray start --address=... --num-gpus=8`"
+            raise DeviceError("the Ray cluster has no GPU", hint=hint)
         folder.mkdir(exist_ok=True)
         most = campaign.max_samples and -(-campaign.max_samples // len(placed))
         begun = [(path, path.name.split(".")) for path in folder.glob(f"*-of-{len(placed)}.*.db")]

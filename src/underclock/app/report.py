@@ -118,10 +118,8 @@ def _read(
     path = Path(given)
     kind = kind_of(path)
     if kind == "samples":
-        raise DataError(
-            f"{path} holds samples, and a page is of a plan",
-            hint=f"`underclock plan {path} -o plan.json`, then report plan.json",
-        )
+        hint = f"`underclock plan {path} -o plan.json`, then report plan.json"
+        raise DataError(f"{path} holds samples, and a page is of a plan", hint=hint)
     if kind in _OTHERS:
         raise DataError(f"{path} is a {kind} file, and a page is of a plan", hint=_OTHERS[kind])
     if kind == "job plan" and alone:

@@ -96,10 +96,8 @@ def _units(price: str | None, grid: str | None, pue: str | None) -> dict[str, fl
     found = re.fullmatch(_NUMBER, (pue or "1").strip())
     factor = float(found[1]) if found else math.nan
     if not 1.0 <= factor <= _MOST_PUE:
-        raise UsageError(
-            f"cannot read {pue!r} as a power usage effectiveness",
-            hint="write --pue 1.3, from 1 on",
-        )
+        hint = "write --pue 1.3, from 1 on"
+        raise UsageError(f"cannot read {pue!r} as a power usage effectiveness", hint=hint)
     if price:
         found = _PRICE.fullmatch(price.strip())
         if found is None:

@@ -175,10 +175,8 @@ def transfer(
     wanted = None
     if confirm is not None:
         if gpu is None:
-            raise UsageError(
-                "kernels are confirmed on a GPU, and none is named",
-                hint="add --gpu: the one whose samples are carried over",
-            )
+            hint = "add --gpu: the one whose samples are carried over"
+            raise UsageError("kernels are confirmed on a GPU, and none is named", hint=hint)
         if to.output is None or to.output == STDOUT:
             raise UsageError("the samples need a file", hint="name the plan's with -o")
         own = to.output.with_suffix(".samples.db")

@@ -109,10 +109,8 @@ def _member(source: SampleSource, place: int) -> _Member:
     passes = {kernel.pass_ for kernel in samples.kernels}
     phases = passes & set(SERVING) or {Pass(each) for each in _PHASE.findall(name)[-1:]}
     if passes & {Pass.BACKWARD, Pass.OPTIMIZER} or not phases:
-        raise DataError(
-            f"{name} in {file} is no step of a server",
-            hint="name the step prefill, decode or mixed; `underclock plan` plans a training step",
-        )
+        hint = "name the step prefill, decode or mixed; `underclock plan` plans a training step"
+        raise DataError(f"{name} in {file} is no step of a server", hint=hint)
     sizes = _SIZES.search(name)
     phase = phases.pop() if len(phases) == 1 else Pass.MIXED
     if sizes is None or (phase is Pass.MIXED and sizes["tokens"] is None):

@@ -66,10 +66,8 @@ def stage_costs(
             workload=path.stem,
         )
     if len(samples) not in {1, stages, stages * chunks}:
-        raise UsageError(
-            f"samples of {len(samples)} stages for {stages}",
-            hint="give --samples once, for stages that are all alike, or once for each, in order",
-        )
+        hint = "give --samples once, for stages that are all alike, or once for each, in order"
+        raise UsageError(f"samples of {len(samples)} stages for {stages}", hint=hint)
     sets = [read_samples(each) for each in samples]
     kinds = sorted({each.evidence for each in sets})
     if len(kinds) > 1:

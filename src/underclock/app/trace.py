@@ -95,15 +95,11 @@ def command(
     if workload.endswith(".py"):
         raise UsageError(f"cannot read {workload!r}: no such file", hint="name a script")
     if workload.endswith((".json", ".json.gz")):
-        raise UsageError(
-            f"{workload!r} is a file, and tracing runs a step",
-            hint="what profilers saw of a job's ranks is read by underclock job traced FILE FILE",
-        )
+        hint = "what profilers saw of a job's ranks is read by underclock job traced FILE FILE"
+        raise UsageError(f"{workload!r} is a file, and tracing runs a step", hint=hint)
     if arguments:
-        raise UsageError(
-            f"{workload!r} is no command and takes no arguments",
-            hint="name one that trains: underclock trace -o step.json -- python train.py",
-        )
+        hint = "name one that trains: underclock trace -o step.json -- python train.py"
+        raise UsageError(f"{workload!r} is no command and takes no arguments", hint=hint)
     given, rank = to.output, ProcessRank.of(os.environ)
     prints = rank is None or rank.leads
     place = rank.file(given) if rank is not None and given and given != STDOUT else given
@@ -199,10 +195,8 @@ def _trace_family(
     from underclock.tracing.source import sized_name
 
     if workload.endswith(".py"):
-        raise UsageError(
-            f"{workload} is a script, whose sizes are its own",
-            hint="name a function of it: underclock trace serve.py:decode --grid batch=1,8",
-        )
+        hint = "name a function of it: underclock trace serve.py:decode --grid batch=1,8"
+        raise UsageError(f"{workload} is a script, whose sizes are its own", hint=hint)
     if "WORLD_SIZE" in os.environ:
         raise UsageError("a family is traced on one GPU", hint="run it without torchrun")
     if to.output is None or to.output == STDOUT or to.output.is_file():

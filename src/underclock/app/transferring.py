@@ -46,10 +46,8 @@ class Confirm:
     def __post_init__(self) -> None:
         """Refuse to confirm nothing, or on what cannot run kernels."""
         if self.kernels < 1:
-            raise UsageError(
-                f"confirming {self.kernels} kernels confirms nothing",
-                hint="name how many of them to measure, as --confirm 5, or leave it away",
-            )
+            hint = "name how many of them to measure, as --confirm 5, or leave it away"
+            raise UsageError(f"confirming {self.kernels} kernels confirms nothing", hint=hint)
         parse_gpu(self.gpu).need(Capability.RUN)
 
     def measured(self, step: Step, found: Carried, made: Plan) -> SampleSet:
@@ -214,9 +212,7 @@ def costed(plan: Plan, table: CostTable) -> tuple[float, float]:
     place = {each: s for s, each in enumerate(table.settings)}
     missing = [each for each in clocks if each not in place]
     if missing:
-        raise DataError(
-            f"the step's own samples know nothing of {missing[0]}",
-            hint="measure both steps at the same clock pairs",
-        )
+        hint = "measure both steps at the same clock pairs"
+        raise DataError(f"the step's own samples know nothing of {missing[0]}", hint=hint)
     cost = step_cost(table, np.array([place[each] for each in clocks]))
     return cost.time_s, cost.energy_j

@@ -171,10 +171,8 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         """Return the switch for a target whose origin was not sampled; errors as of `answer`."""
         known = self.targets(domain)
         if not known:
-            raise DataError(
-                f"the latencies have no switch of the {domain} clock",
-                hint="leave that clock at auto: a GPU that cannot lock it cannot be measured",
-            )
+            hint = "leave that clock at auto: a GPU that cannot lock it cannot be measured"
+            raise DataError(f"the latencies have no switch of the {domain} clock", hint=hint)
         # What stands for a target: itself, its sampled neighbours on both sides, or all.
         near = known
         if to_mhz in known:

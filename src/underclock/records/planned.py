@@ -230,10 +230,8 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             DataError: The GPU's model or power limit differs.
         """
         if self.gpu.name != gpu.name:
-            raise DataError(
-                f"the plan is for {self.gpu.name}, this is {gpu.name}",
-                hint="clocks mean nothing on another GPU model: plan on its own samples",
-            )
+            hint = "clocks mean nothing on another GPU model: plan on its own samples"
+            raise DataError(f"the plan is for {self.gpu.name}, this is {gpu.name}", hint=hint)
         limit_w, found_w = self.gpu.power_limit_w, gpu.power_limit_w
         read = limit_w is not None and found_w is not None and not any_limit
         if read and not math.isclose(limit_w or 0.0, found_w or 0.0, abs_tol=_SAME_W, rel_tol=0.0):

@@ -70,10 +70,8 @@ def translated(path: Path) -> Iterator[None]:
     except OSError as exc:
         raise DataError(f"cannot read {path}: {exc.strerror}") from exc
     except sqlite3.IntegrityError as exc:
-        raise MeasurementError(
-            f"{path} already holds this measurement",
-            hint="another process may be measuring into the same file",
-        ) from exc
+        hint = "another process may be measuring into the same file"
+        raise MeasurementError(f"{path} already holds this measurement", hint=hint) from exc
     except (sqlite3.Error, UnicodeDecodeError) as exc:  # of names of columns, and words of damage
         code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in _REFUSALS and code != sqlite3.SQLITE_IOERR_SHORT_READ:
@@ -141,10 +139,8 @@ def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
             hint="measure into a file of its own, then merge again",
         )
     if found != _APPLICATION_ID:
-        raise DataError(
-            f"{path} is a database, but not a samples file",
-            hint="make one with `underclock measure`",
-        )
+        hint = "make one with `underclock measure`"
+        raise DataError(f"{path} is a database, but not a samples file", hint=hint)
     check_schema(path, "samples", connection.execute("PRAGMA user_version").fetchone()[0], _REMAKE)
     row = connection.execute("SELECT body, checksum FROM header").fetchone()
     if row is None or row[1] != checksum(row[0]):
@@ -197,10 +193,8 @@ class WriterLock:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
                 os.close(descriptor)
-                raise UsageError(
-                    f"another process is measuring into {of}",
-                    hint="wait until it has ended, or name another file with -o",
-                ) from exc
+                hint = "wait until it has ended, or name another file with -o"
+                raise UsageError(f"another process is measuring into {of}", hint=hint) from exc
             except OSError:  # a file system without locks: there, two writers are the user's care
                 return cls(path, descriptor)
             # Who had the lock before may have removed its file between our opening and locking it.
@@ -266,10 +260,8 @@ def check_output(
             return
         folder = _target(path).parent
         if not folder.is_dir():
-            raise UsageError(
-                f"cannot write {path}: there is no folder {folder}",
-                hint="make it first, or another -o",
-            )
+            hint = "make it first, or another -o"
+            raise UsageError(f"cannot write {path}: there is no folder {folder}", hint=hint)
         # Asking the folder, not its mode bits: root and read-only mounts make those lie.
         with tempfile.TemporaryFile(dir=folder):
             pass

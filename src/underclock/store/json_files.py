@@ -84,10 +84,8 @@ def read_document(path: Path, kind: type[_R]) -> _R:
     remake = f"make it anew with `underclock {_MADE_BY.get(noun, 'plan')}`"
     body = read_bytes(path, hint=remake)
     if body.startswith(SQLITE_MAGIC):
-        raise DataError(
-            f"{path} is not a readable {noun} file: it is a samples file",
-            hint=f"`underclock plan` takes samples; {remake}",
-        )
+        hint = f"`underclock plan` takes samples; {remake}"
+        raise DataError(f"{path} is not a readable {noun} file: it is a samples file", hint=hint)
     try:
         head = msgspec.json.decode(body, type=_Head)
         refuse_gone(path, head.kind)
@@ -164,19 +162,15 @@ def read_samples(
     if not isinstance(source, str | Path):
         if hasattr(source, "to_csv"):
             return read_table(Path("DataFrame"), io.StringIO(source.to_csv(index=False)))
-        raise UsageError(
-            f"a {type(source).__name__} holds no samples",
-            hint="give a SampleSet, a samples file, a CSV table or a DataFrame",
-        )
+        hint = "give a SampleSet, a samples file, a CSV table or a DataFrame"
+        raise UsageError(f"a {type(source).__name__} holds no samples", hint=hint)
     path = Path(source)
     head = read_bytes(path, most=len(SQLITE_MAGIC))
     if head == SQLITE_MAGIC:
         return joined(read_parts(path)) if is_merged(path) else SampleFile.read(path)
     if path.suffix == ".db":
-        raise DataError(
-            f"{path} is not a samples file: it is no SQLite database",
-            hint="make it anew with `underclock measure`",
-        )
+        hint = "make it anew with `underclock measure`"
+        raise DataError(f"{path} is not a samples file: it is no SQLite database", hint=hint)
     if head[:1] == b"[":
         # A table whose rows are objects in a JSON list as CSV.
         try:
@@ -231,8 +225,6 @@ def save(record: Saved, path: str | Path, *, force: bool = False) -> None:
                 file.append(window)
         return
     if type(record) not in _KINDS.values():
-        raise UsageError(
-            f"a {type(record).__name__} is no file of its own",
-            hint=f"save {', '.join(kind.__name__ for kind in _KINDS.values())} or SampleSet",
-        )
+        hint = f"save {', '.join(kind.__name__ for kind in _KINDS.values())} or SampleSet"
+        raise UsageError(f"a {type(record).__name__} is no file of its own", hint=hint)
     write_document(path, record, force=force)

@@ -381,23 +381,17 @@ def _check(sets: Sequence[tuple[Path, SampleSet]]) -> None:
     seen: dict[str | None, dict[Window, Path]] = {}
     for path, one in sets:
         if one.gpu.uuid is None or one.is_table:
-            raise DataError(
-                f"{path} does not say which board its samples are of",
-                hint="only what `underclock measure` took on a GPU can be merged",
-            )
+            hint = "only what `underclock measure` took on a GPU can be merged"
+            raise DataError(f"{path} does not say which board its samples are of", hint=hint)
         if unlike := first.unlike(one):
             noun, mine, theirs = unlike
-            raise DataError(
-                f"{name} and {path} are of two {noun}: {mine} and {theirs}",
-                hint="samples are merged where only the boards differ",
-            )
+            hint = "samples are merged where only the boards differ"
+            raise DataError(f"{name} and {path} are of two {noun}: {mine} and {theirs}", hint=hint)
         known = seen.setdefault(one.gpu.uuid, {})
         alike = {msgspec.structs.replace(window, repeat=0) for window in one.windows}
         if twice := next(iter(alike & known.keys()), None):
-            raise DataError(
-                f"{known[twice]} and {path} hold the same measurements",
-                hint="name each file once; simulated GPUs that are alike need seeds of their own",
-            )
+            hint = "name each file once; simulated GPUs that are alike need seeds of their own"
+            raise DataError(f"{known[twice]} and {path} hold the same measurements", hint=hint)
         known.update(dict.fromkeys(alike, path))
 
 

@@ -140,10 +140,8 @@ def _meanings(
         some = [each for each in every if each[2] and names[each[0]] != "workload"] or every
         if len(some) > 1 and column in {*NEEDED, *EITHER} and some[0][2]:
             both = " and ".join(repr(header[place]) for place, *_ in some[:2])
-            raise DataError(
-                f"{where} has {both}, and either may be {column}",
-                hint=f"name the one that counts {column}, and leave the other out",
-            )
+            hint = f"name the one that counts {column}, and leave the other out"
+            raise DataError(f"{where} has {both}, and either may be {column}", hint=hint)
         found[column] = some[:1]
     return [each for some in found.values() for each in some]
 
@@ -270,10 +268,8 @@ class TableRow:
         raw = self.text(column)
         value = parsed(raw)
         if not 0.0 <= value <= 1.0:
-            raise DataError(
-                f"{self.where}: {column} is {raw!r}; it must be from 0 to 1",
-                hint="it is a share, so write 25 % as 0.25",
-            )
+            hint = "it is a share, so write 25 % as 0.25"
+            raise DataError(f"{self.where}: {column} is {raw!r}; it must be from 0 to 1", hint=hint)
         return value
 
     def clock(self, column: str) -> int | None:

@@ -133,10 +133,8 @@ def _rows(path: Path, text: TextIO | None) -> TableRows:
         lines = csv.reader(file, delimiter=separator, strict=True)
         header = next((cells for cells in lines if cells), None)
         if header is None:
-            raise DataError(
-                f"{path} is empty",
-                hint=f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}",
-            )
+            hint = f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}"
+            raise DataError(f"{path} is empty", hint=hint)
         rows = TableRows(path, Columns.of(path, header, separator))
         for cells in lines:
             if cells:
@@ -201,10 +199,8 @@ def _evidence(path: Path, rows: TableRows) -> tuple[Evidence, tuple[str, ...]]:
     """Return what rows are, and say where they were not measured; what was planned is refused."""
     kinds = {row.cell("evidence") for row in rows} if "evidence" in rows.places else set()
     if any(kind.startswith(PLANNED) for kind in kinds):
-        raise DataError(
-            f"{path} is what a plan expects, and was not measured",
-            hint="give the samples that it was planned on",
-        )
+        hint = "give the samples that it was planned on"
+        raise DataError(f"{path} is what a plan expects, and was not measured", hint=hint)
     odd = sorted(kinds - {"", Evidence.MEASURED, Evidence.REPLAYED})
     said = tuple(f"rows of the table are {kind}, as its column evidence says" for kind in odd)
     return Evidence.SIMULATED if Evidence.SIMULATED in kinds else Evidence.REPLAYED, said
@@ -276,10 +272,8 @@ def _repeat_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
                 f"{getattr(sample, name):g}, and {getattr(before, name):g} in {there}"
             )
             if worst >= _REPEATS_APART:
-                raise DataError(
-                    f"{words}: no repeats differ that much",
-                    hint="remove the wrong row, or give what was measured differently another name",
-                )
+                hint = "remove the wrong row, or give what was measured differently another name"
+                raise DataError(f"{words}: no repeats differ that much", hint=hint)
     return (words,) if words else ()
 
 
@@ -305,10 +299,8 @@ def read_profiles(path: Path) -> dict[str, Profile]:
     runs = _runs(path)
     stages = sorted({stage for stage, _ in runs})
     if stages != list(range(len(stages))):
-        raise DataError(
-            f"{path} has stages {', '.join(map(str, stages))}",
-            hint="stages are counted from 0, without gaps",
-        )
+        hint = "stages are counted from 0, without gaps"
+        raise DataError(f"{path} has stages {', '.join(map(str, stages))}", hint=hint)
     found = {}
     for (stage, kind), of_clocks in sorted(runs.items()):
         every = {mhz for (of, _), clocks in runs.items() if of == stage for mhz in clocks}
@@ -351,10 +343,8 @@ def _runs(path: Path) -> dict[tuple[int, InstructionKind], _Runs]:
         header = [name.strip().lower() for name in reader.fieldnames or ()]
         missing = [name for name in _COLUMNS if name not in header]
         if missing:
-            raise DataError(
-                f"{path} lacks the column {', '.join(missing)}",
-                hint=f"a profile of instructions has {', '.join(_COLUMNS)}",
-            )
+            hint = f"a profile of instructions has {', '.join(_COLUMNS)}"
+            raise DataError(f"{path} lacks the column {', '.join(missing)}", hint=hint)
         reader.fieldnames = header
         for cells in reader:
             where = f"{path}, line {reader.line_num}"
