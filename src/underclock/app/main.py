@@ -170,13 +170,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sentence = text[:1].lower() + text[1:]
         sys.exit(_said(given, sentence, _hint(exc, context), exc.exit_code))
     except UnderclockError as exc:
-        code = _said(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
+        notes = getattr(exc, "__notes__", ())
+        code = _said(given, str(exc), exc.hint, exc.exit_code, notes=notes)
         if isinstance(exc, StuckError):
             sys.stdout.flush()
             os._exit(code)  # to end as usual is to wait for the GPU
         sys.exit(code)
     except (click.Abort, KeyboardInterrupt, InterruptedBySignal) as exc:
-        words = "; ".join(("interrupted", *_notes(exc)))
+        words = "; ".join(("interrupted", *getattr(exc, "__notes__", ())))
         hint = ""
         if given and given[0] in _RESUMED:
             hint = "the same command goes on where it stopped: no sample is lost"
@@ -204,10 +205,6 @@ def _said(
     for note in notes:
         say(f"underclock: {note}", err=True)
     return code
-
-
-def _notes(exc: BaseException) -> Sequence[str]:
-    return getattr(exc, "__notes__", ())
 
 
 def _hint(exc: click.ClickException, context: click.Context | None) -> str:

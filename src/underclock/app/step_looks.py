@@ -195,12 +195,12 @@ class _Waiting:
 
     def until(self, step: int) -> Looks:
         """Return where the next step is to be looked at: a step's number, or steady before that."""
-        while self._look.ranks.agree(_LOOK if self._is_due(step) else _WAIT)[0] == _WAIT:
+        while True:
+            steady = self.taken >= _LEAST_STEPS and self._ended_s - self._begun_s >= _SETTLED_S
+            due = self.taken >= step or steady
+            if self._look.ranks.agree(_LOOK if due else _WAIT)[0] != _WAIT:
+                return
             yield
             now_s = self._look.clock.now_s()
             self._took_s.append(now_s - self._ended_s)
             self.taken, self._ended_s = self.taken + 1, now_s
-
-    def _is_due(self, step: int) -> bool:
-        steady = self.taken >= _LEAST_STEPS and self._ended_s - self._begun_s >= _SETTLED_S
-        return self.taken >= step or steady

@@ -198,10 +198,6 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         there = [s for s in self.switches if (s.domain, s.to_mhz) == (domain, to_mhz)]
         return max(there, key=_until_there_s)
 
-    def delay_s(self, domain: Domain, from_mhz: int | None, to_mhz: int | None) -> float:
-        """Return the median delay of a switch, sampled or not, as `answer`; 0 if none happens."""
-        return 0.0 if from_mhz == to_mhz else self.answer(domain, from_mhz, to_mhz).delay_s
-
 
 class DriverMoves(Record, frozen=True, kw_only=True, tag_field="kind", tag="driver moves"):
     """How the driver itself moves the core clock under its power limit, nothing being set.

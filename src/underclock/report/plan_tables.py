@@ -74,7 +74,22 @@ def plan_details(plan: Plan) -> tuple[RenderableType, ...]:
         columns = (*words("pass or operator"), *numbers("launches", "of\ntime", "of\nenergy"))
         parts.append(filled(title, columns, shares, answer.auto_clock_sentence(plan)))
     if answer.has_latencies(plan):
-        parts.append(_latencies_table(plan))
+        title = f"achievable on {plan.gpu.name} if clocks took this long: {plan.stands_on}"
+        of = (*numbers("latency", "time", "energy", "switches\nper step"), *words("known hardware"))
+        points = (
+            (
+                wording.duration_text(point.latency_s),
+                wording.change_text(point.time_change),
+                wording.change_text(point.energy_change),
+                "-" if point.switches is None else str(point.switches),
+                point.hardware,
+            )
+            for point in plan.latency_curve
+        )
+        own = ""
+        if (held := plan.schedule) is not None:
+            own = f"this plan's own latency: {held.latency}, {held.switches} switches per step"
+        parts.append(filled(title, of, points, own))
     return tuple(parts)
 
 
@@ -144,30 +159,6 @@ def savings_table(plan: Plan) -> Table:
 def _range_text(pairs: Iterable[Clocks], name: str) -> str:
     clocks = sorted({getattr(pair, name) for pair in pairs}, key=lambda mhz: mhz or math.inf)
     return " to ".join(map(format_mhz, dict.fromkeys((clocks[0], clocks[-1]))))
-
-
-def _latencies_table(plan: Plan) -> Table:
-    caption = ""
-    if plan.schedule is not None:
-        caption = (
-            f"this plan's own latency: {plan.schedule.latency}, "
-            f"{plan.schedule.switches} switches per step"
-        )
-    return filled(
-        f"achievable on {plan.gpu.name} if clocks took this long: {plan.stands_on}",
-        (*numbers("latency", "time", "energy", "switches\nper step"), *words("known hardware")),
-        (
-            (
-                wording.duration_text(point.latency_s),
-                wording.change_text(point.time_change),
-                wording.change_text(point.energy_change),
-                "-" if point.switches is None else str(point.switches),
-                point.hardware,
-            )
-            for point in plan.latency_curve
-        ),
-        caption,
-    )
 
 
 def validation_table(validation: Validation) -> Table:

@@ -61,7 +61,7 @@ def opened_table(path: Path, text: TextIO | None = None) -> Iterator[TextIO]:
         raise DataError(f"{path} is not a CSV table: {exc}") from exc
 
 
-def separator_of(header: str) -> str:
+def _separator(header: str) -> str:
     """Return what separates columns: whatever yields most names that we know, or else a comma."""
     return max(
         _SEPARATORS,
@@ -336,6 +336,25 @@ class TableRows:
             cells[place] = self._share(cells[place], cells[place])
         self._lines.append(line)
         self._cells.append(tuple(cells))
+
+
+def read_rows(path: Path, text: TextIO | None) -> TableRows:
+    """Read the lines of a table; `DataError`: it is none, is empty, or lacks a column."""
+    with opened_table(path, text) as file:
+        separator = _separator(next((line for line in file if line.strip()), ""))
+        file.seek(0)
+        lines = csv.reader(file, delimiter=separator, strict=True)
+        header = next((cells for cells in lines if cells), None)
+        if header is None:
+            hint = f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}"
+            raise DataError(f"{path} is empty", hint=hint)
+        rows = TableRows(path, Columns.of(path, header, separator))
+        for cells in lines:
+            if cells:
+                rows.add(lines.line_num, list(map(str.strip, cells)))
+    if not rows:
+        raise DataError(f"{path} holds no rows")
+    return rows
 
 
 def with_readings(sample: Window, row: "TableRow") -> Window:

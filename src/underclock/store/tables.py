@@ -34,18 +34,15 @@ from underclock.records.common import GREATEST_MHZ, GREATEST_W, LEAST_MHZ, LEAST
 from underclock.records.job import InstructionKind, Profile, ProfileRow
 from underclock.records.samples import renumbered
 from underclock.store.table_rows import (
-    EITHER,
     GREATEST,
     LEAST,
-    NEEDED,
     PLANNED,
     READINGS,
-    Columns,
     TableRow,
     TableRows,
     opened_table,
     parsed,
-    separator_of,
+    read_rows,
     with_readings,
 )
 from underclock.units import name_hint
@@ -77,7 +74,7 @@ def read_table(
     Raises:
         DataError: The file cannot be read as such a table; the message names line and column.
     """
-    rows = _rows(path, text)
+    rows = read_rows(path, text)
     reading = rows.columns.reading
     if reading and not (confirm and confirm(f"{path} is read so: {reading}")):
         raise DataError(
@@ -124,24 +121,6 @@ def read_table(
         provenance=Provenance(table=body.hexdigest()[:16]),
         warnings=(*rows.columns.taken, *said, *powers, *slipped, *_repeat_warnings(rows, samples)),
     )
-
-
-def _rows(path: Path, text: TextIO | None) -> TableRows:
-    with opened_table(path, text) as file:
-        separator = separator_of(next((line for line in file if line.strip()), ""))
-        file.seek(0)
-        lines = csv.reader(file, delimiter=separator, strict=True)
-        header = next((cells for cells in lines if cells), None)
-        if header is None:
-            hint = f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}"
-            raise DataError(f"{path} is empty", hint=hint)
-        rows = TableRows(path, Columns.of(path, header, separator))
-        for cells in lines:
-            if cells:
-                rows.add(lines.line_num, list(map(str.strip, cells)))
-    if not rows:
-        raise DataError(f"{path} holds no rows")
-    return rows
 
 
 class _Reader:
