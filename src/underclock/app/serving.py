@@ -52,7 +52,15 @@ def plan_serving(
             is there twice; or steps are of unlike models or GPUs.
     """
     budget = budget or ServingBudget(max_slowdown=0.0)
-    members = [_member(source, place) for place, source in enumerate(_files(family))]
+    sources: list[SampleSource] = []
+    for source in family:
+        if not (isinstance(source, str | Path) and Path(source).is_dir()):
+            sources.append(source)
+        elif inside := sorted(Path(source).glob("*.db")):
+            sources.extend(inside)
+        else:
+            raise DataError(f"{source} has no samples files (*.db)", hint="measure its steps")
+    members = [_member(source, place) for place, source in enumerate(sources)]
     _check_alike(members)
     every = [member.samples for member in members]
     steps = [replace(member.step, costs=step_costs(member.samples)) for member in members]
@@ -82,19 +90,6 @@ def plan_serving(
         version=underclock.__version__,
         warnings=tuple(dict.fromkeys(notes)),
     )
-
-
-def _files(family: Sequence[SampleSource]) -> list[SampleSource]:
-    found: list[SampleSource] = []
-    for source in family:
-        if isinstance(source, str | Path) and Path(source).is_dir():
-            inside = sorted(Path(source).glob("*.db"))
-            if not inside:
-                raise DataError(f"{source} has no samples files (*.db)", hint="measure its steps")
-            found.extend(inside)
-        else:
-            found.append(source)
-    return found
 
 
 def _member(source: SampleSource, place: int) -> _Member:

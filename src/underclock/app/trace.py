@@ -4,9 +4,10 @@ import os
 import shlex
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +17,7 @@ from underclock.errors import UsageError
 from underclock.records import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
 _MOST_DIGITS = 12
 
@@ -73,7 +74,7 @@ def command(
     Example: underclock trace -o step.json -- torchrun --nproc-per-node 2 train.py
     """
     from underclock.tracing.held import trace
-    from underclock.tracing.job_files import ProcessRank, told_of_ranks
+    from underclock.tracing.job_files import SUFFIX, ProcessRank, leave_trace, told_of_ranks
     from underclock.tracing.source import is_command
 
     if is_command(workload):
@@ -107,7 +108,12 @@ def command(
     to.check()
     folder = to.output.parent if to.output and to.output != STDOUT else None
     numbers = dict(map(_size, sizes))
-    keep = _keep(to, workload) if rank is not None and folder else None
+    keep = None
+    if rank is not None and folder and to.output:  # a rank's trace goes next to its step
+        file = Path(workload.partition(".py:")[0] + ".py" if ".py:" in workload else workload)
+        path = to.output.with_suffix(SUFFIX)
+        replace(to, output=path).check()
+        keep = partial(leave_trace, path, source=file if file.is_file() else None)
     shown = phase_bar("tracing") if prints else nullcontext(lambda _phase: None)
     with shown as show:  # of several ranks one shows its progress
         traced = trace(workload, folder=folder, assume=assume, progress=show, keep=keep, **numbers)
@@ -141,17 +147,6 @@ def _trace_command(
     written.give(first.step, lambda: _lines(first.step), warnings=first.warnings)
     if len(ranks) > 1 and not to.as_json:
         say(f"{len(ranks)} ranks: {', '.join(str(rank.file) for rank in ranks if rank.file)}")
-
-
-def _keep(to: Delivery, workload: str) -> "Callable[[Mapping[str, Any]], None]":
-    """Return what keeps a rank's trace next to its step."""
-    from underclock.tracing.job_files import SUFFIX, leave_trace
-
-    file = Path(workload.partition(".py:")[0] + ".py" if ".py:" in workload else workload)
-    path = (to.output or Path()).with_suffix(SUFFIX)
-    source = file if file.is_file() else None
-    replace(to, output=path).check()
-    return lambda trace: leave_trace(path, trace, source=source)
 
 
 def _lines(step: Step) -> "Iterator[str]":

@@ -38,7 +38,6 @@ from underclock.records.common import (
     Clocks,
     Evidence,
     Record,
-    check_mhz,
     check_schema,
 )
 from underclock.records.outcomes import (

@@ -199,7 +199,6 @@ class Clocks(Record, frozen=True, kw_only=True):
 
 AUTO = Clocks()
 
-Facts = Iterable[tuple[str, str]]
 _FEW = 3  # items of a collection that are written out; of more the number
 _MOST_TEXT, _MOST_RECORD = 80, 600  # characters: a record fits a screen, whatever it holds
 
@@ -234,7 +233,7 @@ class ShownRecord(Record, frozen=True):
         return f"{type(self).__name__} of {this.workload} on {this.gpu.name}, {this.evidence}"
 
     @property
-    def _facts(self) -> Facts:
+    def _facts(self) -> Iterable[tuple[str, str]]:
         return ()
 
 

@@ -15,7 +15,6 @@ from underclock.records.common import SCHEMAS, Clocks, Evidence, Mhz, Number, Re
 from underclock.records.samples import GpuInfo, Provenance
 from underclock.units import Domain
 
-_P95 = 1.645  # standard deviations of a normal one
 LONGEST_S = 60.0  # slower than any driver by far
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
 
@@ -100,9 +99,8 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
             raise ValueError("a latency table has one row for each switch")
 
     @classmethod
-    def constant(cls, duration_s: float, *, call_s: float = 0.0, jitter_s: float = 0.0) -> Self:
-        """Assume one delay, with normal jitter, for every change of every clock of any GPU."""
-        off_s = _P95 * jitter_s
+    def constant(cls, duration_s: float, *, call_s: float = 0.0) -> Self:
+        """Assume one delay, without jitter, for every change of every clock of any GPU."""
         switches = tuple(
             Switch(
                 domain=domain,
@@ -110,9 +108,9 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
                 to_mhz=None,
                 call_s=call_s,
                 delay_s=duration_s,
-                delay_p05_s=duration_s - off_s,
-                delay_p95_s=duration_s + off_s,
-                jitter_s=jitter_s,
+                delay_p05_s=duration_s,
+                delay_p95_s=duration_s,
+                jitter_s=0.0,
                 stall_s=0.0,
                 repeats=0,
             )

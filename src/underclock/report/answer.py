@@ -106,10 +106,9 @@ def strict_sentence(plan: Plan) -> str | None:
         return None
     known = (*frontier_of(plan), plan.promise)  # choices, for a mixture may be of unlike ones
     kept = [each.energy_change for each in known if each.time_change <= _EXACT]
-    change = min([0.0, *kept])
-    if change_text(change) == change_text(0.0):
-        return f"At 0 % slower no saving is expected, {bound_words(plan)}."
-    return f"At 0 % slower {change_text(change)} energy is expected, {bound_words(plan)}."
+    change = change_text(min([0.0, *kept]))
+    what = "no saving" if change == change_text(0.0) else f"{change} energy"
+    return f"At 0 % slower {what} is expected, {bound_words(plan)}."
 
 
 def has_latencies(plan: Plan) -> bool:

@@ -29,11 +29,9 @@ def job_tables(job: Job) -> tuple[RenderableType, ...]:
     replicas = len({rank.place[1:] for rank in job.ranks})
     pipelines = "" if replicas == 1 else f", {replicas} pipelines side by side"
     known = "" if job.has_energy else ": times only, no energy"
+    size = f"{job.microbatches} microbatches, {job.instructions} instructions an iteration"
     return (
-        Text(
-            f"{job.schedule} of {job.workload}: {len(job.ranks)} ranks{pipelines}, "
-            f"{job.microbatches} microbatches, {job.instructions} instructions an iteration"
-        ),
+        Text(f"{job.schedule} of {job.workload}: {len(job.ranks)} ranks{pipelines}, {size}"),
         Text(f"on {job.gpu.name}; what instructions cost is {job.evidence}{known}"),
     )
 

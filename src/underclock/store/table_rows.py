@@ -18,8 +18,8 @@ from typing import Final, Self, TextIO
 import msgspec
 
 from underclock.errors import DataError
-from underclock.records import GREATEST_MHZ, LEAST_MHZ, Clocks, ThrottleReason, Window, check_mhz
-from underclock.records.common import GREATEST_W, LEAST_W, can_draw
+from underclock.records import GREATEST_MHZ, LEAST_MHZ, Clocks, ThrottleReason, Window
+from underclock.records.common import GREATEST_W, LEAST_W, can_draw, check_mhz
 from underclock.store.database import read_bytes
 from underclock.units import name_hint
 
