@@ -189,7 +189,7 @@ def _step_near(plan: Plan | None) -> Step | None:
 def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) -> bool:
     """Run what the first rank runs, and hold the clocks it holds, until it is done.
 
-    It is false, and nothing is run, where the environment makes this process no such rank.
+    It is false, and nothing is run, where the environment makes this process no follower.
     """
     name = parse_gpu(gpu)
     rank = ProcessRank.needed(step, os.environ) if name.kind is GpuKind.REAL else None
