@@ -53,6 +53,18 @@ def test_answers_come_while_samples_are_taken(
     assert ("more of GPU time would measure it to ±" in shown[-1]) == bool(answers.more(made))
 
 
+def test_clocks_of_which_nothing_is_sure_are_no_answer_yet(tmp_path: Path) -> None:
+    path, shown = tmp_path / "samples.db", list[str]()
+    layer = msgspec.json.decode((_FOLDER / "steered-layer-8.json").read_bytes(), type=SampleSet)
+    with SampleFile.create(path, msgspec.structs.replace(layer, windows=())) as file:
+        for window in [window for window in layer.windows if not window.kernel][:14]:
+            file.append(window)
+    answers = Answers(path, Goal(max_slowdown=0.0), FakeClock())
+    answers.show = shown.append
+    answers.refresh()
+    assert shown == ["No other clocks save for sure so far."]
+
+
 def test_a_step_that_cannot_be_captured_is_planned_as_it_ran(
     steered: SampleSet, tmp_path: Path
 ) -> None:

@@ -275,6 +275,26 @@ def test_a_run_without_a_plan_learns_clocks_and_gives_them_back(
         assert control.truth()["core_lock"] is None
 
 
+@pytest.mark.slow
+def test_simulated_gpus_are_served_as_long_as_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fails: Callable[[str], tuple[int, str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--gpu", "sim:rtx3080ti", "--observe", "--", sys.executable, "train.py", "30"])
+    assert ended.value.code == 0
+    assert "kWh drawn; no clock was set" in capsys.readouterr().err
+    assert SIMULATOR not in os.environ
+
+    code, said = fails(f"run --gpu sim:a100 --gpu sim:h200 -- {sys.executable} train.py 30")
+    assert code == 2
+    assert "one server has GPUs of one model" in said
+
+
 @pytest.mark.usefixtures("served")
 def test_a_run_that_may_not_set_clocks_says_what_it_may_do(
     fails: Callable[[str], tuple[int, str]], monkeypatch: pytest.MonkeyPatch

@@ -28,8 +28,8 @@ _LIVE_S = 5.0
     "gpus",
     multiple=True,
     metavar="GPU",
-    help="Of each local rank, in their order. [default: the first that CUDA shows; of a job's "
-    "plan, as many as it has ranks; with --observe, all]",
+    help="Of each local rank, in their order: nvml:0 or sim:rtx3080ti. [default: the first that "
+    "CUDA shows; of a job's plan, as many as it has ranks; with --observe, all]",
 )
 @click.option("--observe", is_flag=True, help="Without PLAN: set nothing, and count kWh.")
 @click.option(
@@ -101,6 +101,8 @@ def command(
 
     Example: underclock run -- python train.py --epochs 3
     """
+    from underclock.app.backends import on_which_to_train
+
     if plan is not None and not _is_plan(plan):
         command_line, plan = (plan, *command_line), None
     if (plan is None and not command_line) or (observe and plan is not None):
@@ -109,8 +111,9 @@ def command(
             hint="underclock run -- python train.py",
         )
     asked |= {"live_s": _LIVE_S if live else None, "learn": plan is None and not observe}
-    asked["step"] = _executed(command_line) if asked["learn"] else None
-    train(plan, command_line, as_json=as_json, **asked)
+    with on_which_to_train(asked["gpus"]) as asked["gpus"]:
+        asked["step"] = _executed(command_line) if asked["learn"] else None
+        train(plan, command_line, as_json=as_json, **asked)
 
 
 def train(

@@ -1,10 +1,7 @@
 """tune: what leads from a training command to a plan is kept in one folder, and not done twice."""
 
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import underclock
 from underclock.app.backends import open_gpu
@@ -15,14 +12,16 @@ from underclock.core.step.whole_step import whole_steps
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.gpus.models import gpu_model
 from underclock.hw.base import Clock, GpuKind, GpuName, SystemClock
-from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
-from underclock.hw.simulated.served.server import served_gpus
+from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.hw.watching import samples_of_running
 from underclock.records import Plan, Step, Window
-from underclock.records.answers import is_unsure
+from underclock.records.answers import gives_nothing, is_unsure
 from underclock.store import SampleFile, read_document, read_samples
 from underclock.tracing.source import TrainingCommand, source_of_command
 from underclock.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _EVERY_S, _FIRST_S = 10.0, 2.0  # an answer; a look whether there is a first one
 _SURE = 0.005  # of the step's energy: what anybody would act on
@@ -100,6 +99,8 @@ class Answers:
             return
         more = self.more(made)
         text = f"{made.answer[0]} At {made.one_pair}{more and '; '}{more}"
+        if gives_nothing(made):  # nothing but auto is known well
+            text = "No other clocks save for sure so far."
         if not self._said:
             say(f"first answer, after {now_s - self._begun_s:.0f} s of measuring: {text}", err=True)
         self._said = True
@@ -117,23 +118,3 @@ class Answers:
             return ""
         more = format_duration(more_s)
         return f"about {more} more of GPU time would measure it to ± {wanted:.1%}"
-
-
-@contextmanager
-def to_hold(gpu: GpuName) -> Iterator[str]:
-    """Yield the GPU on which a plan can be held: a simulated one is served as long as the block."""
-    if not gpu.is_simulated:
-        yield gpu.text
-        return
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        served_gpus(gpu.name, socket := Path(folder) / "gpu.sock"),
-    ):
-        before = os.environ.get(SIMULATOR)
-        os.environ[SIMULATOR] = str(socket)
-        try:
-            yield "nvml:0"
-        finally:
-            os.environ.pop(SIMULATOR)
-            if before is not None:
-                os.environ[SIMULATOR] = before

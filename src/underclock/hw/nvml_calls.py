@@ -48,7 +48,7 @@ _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (NotSupportedError, "the driver is too old for this"),
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         NotSupportedError,
-        "no NVIDIA driver here: tune takes --gpu sim:rtx3080ti; `underclock simulate` serves a GPU",
+        "no NVIDIA driver here: `tune` and `run` take --gpu sim:rtx3080ti, a simulated GPU",
     ),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         DeviceError,
