@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from invented import (
-    ARMS,
     MINUS,
     NASTY,
     PLAN,
@@ -29,13 +28,10 @@ from underclock.app.report import render_report, timelines
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.errors import DataError
 from underclock.records import (
-    Arm,
     Evidence,
     GpuInfo,
     Kernel,
-    Status,
     Step,
-    Strategy,
 )
 from underclock.records.job import JobPlan
 from underclock.report import (
@@ -134,27 +130,6 @@ def test_what_is_unknown_is_called_unknown() -> None:
     for fact in ("Driver", "Power limit", "Step fingerprint", "Kernel launches per step"):
         assert f"{fact} unknown" in text
     assert "Kernels added up unknown: the step was not measured as a whole." in text
-
-
-@pytest.mark.untraced
-@pytest.mark.parametrize(
-    ("status", "sentence"),
-    [
-        (
-            Status.OPTIMAL,
-            "How good the choice is optimal: proven that no allowed choice does better",
-        ),
-        (
-            Status.BOUNDED,
-            "How good the choice is feasible, and proven to be within 0.01 % of the optimum",
-        ),
-        (Status.GIVEN, "How good the choice is given: costed, not chosen"),
-    ],
-)
-def test_the_page_says_what_is_proven(status: Status, sentence: str) -> None:
-    chosen = Arm(Strategy.KERNEL_GLOBAL, cost(0.0, -0.15), status, 5e-5)
-
-    assert sentence in Seen(page(with_plan(arms=(*ARMS[:4], chosen)), None)).text
 
 
 def test_tables_do_not_load_jinja2() -> None:
