@@ -360,13 +360,11 @@ def _one_memory_clock(rest: Sequence[str]) -> list[str]:
 
 _SMALLER: dict[str, Callable[[list[str]], list[str]]] = {
     "tune": lambda rest: [
-        "--precision",
-        "5%",
-        "--latency",
-        "6ms",
+        *["--precision", "5%", "--latency", "6ms"],
         *_one_memory_clock(_short(rest)),
     ],
-    "run": _short,
+    # for which `tune` planned
+    "run": lambda rest: _short(["sim:a100" if "sim:" in word else word for word in rest]),
     "latency": lambda rest: [*rest, "--targets", "1200"],
 }
 

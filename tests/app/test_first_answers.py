@@ -62,7 +62,7 @@ def test_clocks_of_which_nothing_is_sure_are_no_answer_yet(tmp_path: Path) -> No
     answers = Answers(path, Goal(max_slowdown=0.0), FakeClock())
     answers.show = shown.append
     answers.refresh()
-    assert shown == ["No other clocks save for sure so far."]
+    assert shown == ["no other clocks save for sure so far"]
 
 
 def test_a_step_that_cannot_be_captured_is_planned_as_it_ran(

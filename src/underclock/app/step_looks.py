@@ -8,6 +8,7 @@ Ranks that train together agree before each step that is looked at, and after it
 profiled and not captured: a graph of a collective would wait for ranks that capture nothing.
 """
 
+import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ EARLY = 1
 """Step that is looked at first, counted from 0: the optimizer made its state in the first."""
 _SETTLED_S = 8.0
 _LEAST_STEPS = 5
-_LOOKS = 3
+_LOOKS, _MOST_EVENTS = 3, 400_000  # a step of 13 740 launches has some 100 000 events
 _LOOK, _WAIT = "look", "wait"
 _ENDED = "the script ended before its step was captured"
 
@@ -114,12 +115,15 @@ class StepLook:
     def _profiled(
         self, library: Any, typical_s: float | None
     ) -> Generator[None, None, tuple[Mapping[str, Any], PlainRun]]:
-        with recorded() as trace:
-            yield
-            wait_for_gpu(library)
+        for most_events in (_MOST_EVENTS, _MOST_EVENTS, math.inf):
+            with recorded(most_events=most_events) as trace:
+                yield
+                wait_for_gpu(library)
+            # Of a step in which a script evaluates, or samples text, another one is looked at.
+            if _WAIT not in self.ranks.agree(_LOOK if trace else _WAIT):
+                break
         plain = PlainRun(trace, typical_s)
         check_one_device(plain.seen, library.cuda.current_device())
-        self.ranks.agree(_LOOK)
         return trace, plain
 
     def _profile(self, plain: PlainRun, trace: Mapping[str, Any], reason: str) -> Traced:

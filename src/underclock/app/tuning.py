@@ -99,8 +99,7 @@ class Answers:
             return
         more = self.more(made)
         text = f"{made.answer[0]} At {made.one_pair}{more and '; '}{more}"
-        if gives_nothing(made):  # nothing but auto is known well
-            text = "No other clocks save for sure so far."
+        text = "no other clocks save for sure so far" if gives_nothing(made) else text
         if not self._said:
             say(f"first answer, after {now_s - self._begun_s:.0f} s of measuring: {text}", err=True)
         self._said = True

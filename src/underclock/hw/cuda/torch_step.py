@@ -30,6 +30,7 @@ StepFunction = Callable[[], object]
 _TEARDOWN = "TEARDOWN_CUPTI"  # read by PyTorch's profiler when it ends
 _OURS = (  # what we do brings PyTorch to say
     r"Using `torch\.compile\(module\)` when there are global hooks on modules",
+    r".*Profiler clears events",
     r"The AccumulateGrad node's stream does not match the stream",  # ours is another than DDP's
 )
 _WARM_UPS = 3  # as PyTorch advises before a capture
@@ -152,24 +153,23 @@ def reason_of(exc: BaseException, before: BaseException | None = None) -> str:
 
 
 @contextmanager
-def recorded(host_only: Any = None) -> Iterator[Mapping[str, Any]]:
+def recorded(host_only: Any = None, most_events: float = math.inf) -> Iterator[Mapping[str, Any]]:
     """Yield a mapping that is, after the block, PyTorch's trace of it in the Chrome format.
 
-    PyTorch is given where a GPU is not to be looked at, for there may be none.
+    PyTorch is given where no GPU is to be looked at. More than ``most_events`` are not read.
     """
     torch = host_only or import_torch()
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if not host_only:
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    kinds = torch.profiler.ProfilerActivity
+    some = [kinds.CPU] if host_only else [kinds.CPU, kinds.CUDA]
     config = None
     if is_distributed(torch):  # then collectives overlap the rest: ask what waits for which stream
         config = torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)  # noqa: SLF001
-    seen = torch.profiler.profile(
-        activities=activities, record_shapes=True, acc_events=True, experimental_config=config
-    )
+    seen = torch.profiler.profile(activities=some, record_shapes=True, experimental_config=config)
     trace: dict[str, Any] = {}
     with named_modules(torch), _named_microbatches(torch), seen:
         yield trace
+    if len(seen.profiler.kineto_results.events()) > most_events:
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(path))

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from underclock.errors import NotSupportedError, StuckError, UsageError
 from underclock.hw.cuda import feed as feeding
 from underclock.hw.cuda.driver import cuda, demangled
 from underclock.hw.cuda.driver import torch as usable_torch
 from underclock.hw.cuda.feed import Feed
-from underclock.hw.cuda.torch_step import check_free
+from underclock.hw.cuda.torch_step import check_free, recorded
 from underclock.hw.lockstep import RankPace
 
 
@@ -139,3 +140,9 @@ def test_what_is_in_the_way_of_a_trace_is_named(
     with pytest.raises(UsageError, match=words) as refused:
         check_free(torch)
     assert refused.value.hint
+
+
+def test_a_trace_of_more_events_than_may_be_is_not_read() -> None:
+    with recorded(torch, most_events=3) as trace:
+        torch.ones(8).relu().sum()
+    assert not trace
