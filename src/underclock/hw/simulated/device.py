@@ -371,7 +371,7 @@ class VirtualGpu:
         tick_s, no_tick_until_s = 0.0, now_s
         known: Mapping[int, LaunchCost] = {}  # what kernels cost at these clocks
         known_mhz, known_mem_mhz, costs = math.nan, 0, self._costs
-        short = many = not own and type(runs) is LaunchLoop
+        short = not own and type(runs) is LaunchLoop
         sums: dict[tuple[float, int], Floats] = {}
         while True:
             if own:
@@ -384,12 +384,12 @@ class VirtualGpu:
             if core_mhz != known_mhz or mem_mhz != known_mem_mhz or costs is not self._costs:
                 known_mhz, known_mem_mhz, costs = core_mhz, mem_mhz, self._costs
                 known = costs.known(core_mhz, mem_mhz)
-            if (short or many) and not runs.share:
+            if (short or runs.many) and not runs.share:
                 until_tick_s = min(no_tick_until_s, until_s)
                 if short and not runs.position:
                     short = self._pass_rounds(runs, core_mhz, longer, until_tick_s)
-                if many:
-                    many = self._pass_turns(runs, sums, core_mhz, longer, until_tick_s)
+                if runs.many:
+                    runs.many = self._pass_turns(runs, sums, core_mhz, longer, until_tick_s)
                 now_s, energy_j, warm_c = self.now_s, self.energy_j, self.temperature_c
             kernel = kernels[runs.position]
             cost = known.get(id(kernel)) or costs.at(kernel, core_mhz, mem_mhz)
@@ -448,8 +448,7 @@ class VirtualGpu:
         """Let many short turns of a round pass at once; return whether turns are that short.
 
         Args:
-            sums: By clocks: time in s, energy in J at 0 °C and in J a °C up to each turn of a
-                round, shape (3, turns + 1); the round's at these clocks is added.
+            sums: Time in s, energy in J at 0 °C and a °C to each turn, (3, turns + 1), by clocks.
         """
         if (core_mhz, self.mem_mhz) not in sums:
             costs = [self._costs.at(kernel, core_mhz, self.mem_mhz) for kernel in runs.kernels]

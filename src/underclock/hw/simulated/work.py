@@ -96,6 +96,7 @@ class LaunchLoop:
     turn: Turn = field(init=False)
     took_s: list[float] = field(init=False)  # in each place, waiting inside launches included
     done: list[float] = field(init=False)  # launches of each place; the last of them in part
+    many: bool = field(init=False)  # whether turns may pass together, being short
     _passed: Floats | None = field(init=False, default=None)  # by turn: time, and how often
     pids: tuple[int, ...] = field(init=False, default=())  # whose launches; none if this process's
     idle: bool = field(init=False, default=False)  # only a loop that is fed from outside runs out
@@ -106,6 +107,7 @@ class LaunchLoop:
         self.turns = self.turns or tuple(Turn(place, 1) for place in range(len(self.kernels)))
         self.turn = self.turns[self.position]
         self.single = len(self.kernels) == 1
+        self.many = type(self) is LaunchLoop and not self.clocks
         self.hunts = self.hunts or not self.single
         places = 1 + max(turn.place for turn in self.turns)
         self.took_s, self.done = [0.0] * places, [0.0] * places
