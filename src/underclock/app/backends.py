@@ -4,8 +4,7 @@
 """
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer, ReplayMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, Value, is_simulated, nvml_session
 from underclock.hw.simulated.driver import simulated_rig
-from underclock.hw.simulated.served.server import served_gpus
 from underclock.records import Evidence, MeasurementSettings, Step
 from underclock.runtime.undo.guarded_gpu import guarded
 from underclock.store import kind_of, read_samples, read_table
@@ -50,36 +48,6 @@ class OpenGpu:
     step: Step | None = None  # what runs on it, as it was captured now; None where it runs any step
     # leads the other ranks of the step; None where there are none
     leader: LeadingRank | None = None
-
-
-@contextmanager
-def on_which_to_train(gpus: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield GPUs that a training process can have: simulated ones are served as long as the block.
-
-    Raises:
-        UsageError: A name is wrong, or simulated GPUs are of different models.
-    """
-    names = [parse_gpu(gpu) for gpu in gpus]
-    if not any(name.is_simulated for name in names):
-        yield tuple(gpus)
-        return
-    if len({(name.kind, name.name) for name in names}) > 1:
-        raise UsageError(
-            f"{' '.join(gpus)} are of different kinds, and one server has GPUs of one model",
-            hint=f"name the same for each rank: --gpu {gpus[0]} --gpu {gpus[0]}",
-        )
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        served_gpus(names[0].name, socket := Path(folder) / "gpu.sock", count=len(names)),
-    ):
-        before = os.environ.get(SIMULATOR)
-        os.environ[SIMULATOR] = str(socket)
-        try:
-            yield tuple(f"nvml:{index}" for index in range(len(names)))
-        finally:
-            os.environ.pop(SIMULATOR)
-            if before is not None:
-                os.environ[SIMULATOR] = before
 
 
 @contextmanager

@@ -4,6 +4,9 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +104,6 @@ def command(
 
     Example: underclock run -- python train.py --epochs 3
     """
-    from underclock.app.backends import on_which_to_train
-
     if plan is not None and not _is_plan(plan):
         command_line, plan = (plan, *command_line), None
     if (plan is None and not command_line) or (observe and plan is not None):
@@ -114,6 +115,39 @@ def command(
     with on_which_to_train(asked["gpus"]) as asked["gpus"]:
         asked["step"] = _executed(command_line) if asked["learn"] else None
         train(plan, command_line, as_json=as_json, **asked)
+
+
+@contextmanager
+def on_which_to_train(gpus: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield GPUs that a training process can have: simulated ones are served as long as the block.
+
+    `UsageError`: a name is wrong, or simulated GPUs are of different models.
+    """
+    from underclock.hw.base import parse_gpu
+    from underclock.hw.nvml_calls import SIMULATOR
+
+    names = [parse_gpu(gpu) for gpu in gpus]
+    if not any(name.is_simulated for name in names):
+        yield tuple(gpus)
+        return
+    from underclock.hw.simulated.served.server import served_gpus  # loads NumPy and SciPy
+
+    if len({(name.kind, name.name) for name in names}) > 1:
+        words = f"{' '.join(gpus)} are of different kinds, and one server has GPUs of one model"
+        hint = f"name the same for each rank: --gpu {gpus[0]} --gpu {gpus[0]}"
+        raise UsageError(words, hint=hint)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served_gpus(names[0].name, socket := Path(folder) / "gpu.sock", count=len(names)),
+    ):
+        before = os.environ.get(SIMULATOR)
+        os.environ[SIMULATOR] = str(socket)
+        try:
+            yield tuple(f"nvml:{index}" for index in range(len(names)))
+        finally:
+            os.environ.pop(SIMULATOR)
+            if before is not None:
+                os.environ[SIMULATOR] = before
 
 
 def train(

@@ -56,7 +56,6 @@ def command(
 
     Example: underclock tune --gpu sim:rtx3080ti -- python train.py --epochs 3
     """
-    from underclock.app.backends import on_which_to_train
     from underclock.app.report import write_report
     from underclock.app.tuning import Answers, planned_before, runs_elsewhere
     from underclock.core.planning.best_choice import Goal
@@ -120,7 +119,7 @@ def command(
         say(f"{more}: the same command with a longer --time-limit")
     say(f"Page: {page}{'' if details else '; more here: the same command with --details'}")
     if hold:
-        with on_which_to_train((gpu,)) as there:
+        with running.on_which_to_train((gpu,)) as there:
             asked: dict[str, Any] = {"gpus": there, "max_slowdown": max_slowdown}
             asked["learn"] = not any(e.mem_mhz for e in made.launch_clocks)  # which is not learned
             running.train(f"{plan_file}", command_line, **asked)

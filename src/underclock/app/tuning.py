@@ -77,11 +77,10 @@ class Answers:
 
     def __init__(self, samples: Path, goal: Goal, clock: Clock | None = None) -> None:
         self.show: Callable[[str], None] = lambda _answer: None
-        self._said = False
+        self._said, self._next_s = False, 0.0
         self._samples, self._goal = samples, goal
         self._clock = clock or SystemClock()
         self._begun_s: float | None = None
-        self._next_s = 0.0
 
     def refresh(self) -> None:
         """Answer again if that is due and there are samples; the first answer stays a line."""
@@ -97,9 +96,9 @@ class Answers:
             return
         if made is None:
             return
-        more = self.more(made)
-        text = f"{made.answer[0]} At {made.one_pair}{more and '; '}{more}"
-        text = "no other clocks save for sure so far" if gives_nothing(made) else text
+        more, text = self.more(made), "no other clocks save for sure so far"
+        if not gives_nothing(made):
+            text = f"{made.answer[0]} At {made.one_pair}{more and '; '}{more}"
         if not self._said:
             say(f"first answer, after {now_s - self._begun_s:.0f} s of measuring: {text}", err=True)
         self._said = True
